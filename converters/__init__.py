@@ -1,0 +1,1 @@
+"""Turning checkpoints into GGUF files. Knows nothing of the run time."""

@@ -1,0 +1,1 @@
+"""Drafters: each guesses tokens from what is certain. They import no llama.cpp."""

@@ -1,0 +1,63 @@
+"""Every error this package raises on purpose.
+
+    GgufMtpError                   one clear sentence; the command line prints it and exits 1
+    ├── ModelError                 a model file that cannot be used
+    │   ├── UnsupportedModel       a sound file that this run time cannot run (or cannot draft with)
+    │   └── LoadFailed             not a GGUF, damaged, unreadable, or refused by llama.cpp
+    ├── RequestError               a request that makes no sense: a parameter out of range, an empty prompt
+    │   └── ContextFull            the prompt does not fit the context
+    ├── DecodeError                llama_decode failed; carries its code
+    ├── CannotRewind               a KV cache refused to drop its last rows; nothing was changed
+    └── ConversionError            a checkpoint that cannot be converted; names the file or tensor
+
+A message is one sentence with the value, the file or the tensor in it. Nothing here imports anything.
+"""
+
+from __future__ import annotations
+
+
+class GgufMtpError(Exception):
+    """Base of every error raised on purpose."""
+
+
+class ModelError(GgufMtpError):
+    """A model file that cannot be used."""
+
+
+class UnsupportedModel(ModelError):
+    """A sound file that this run time cannot run, or cannot draft with."""
+
+
+class LoadFailed(ModelError):
+    """Not a GGUF, damaged, unreadable, or refused by llama.cpp."""
+
+
+class RequestError(GgufMtpError):
+    """A request that makes no sense: a parameter out of range, an empty prompt."""
+
+
+class ContextFull(RequestError):
+    """The prompt does not fit the context."""
+
+    def __init__(self, n_prompt: int, n_ctx: int) -> None:
+        super().__init__(
+            f"the prompt has {n_prompt} tokens, but the context holds {n_ctx} "
+            "and one must stay free for the answer; raise -c or shorten the prompt"
+        )
+        self.n_prompt, self.n_ctx = n_prompt, n_ctx
+
+
+class DecodeError(GgufMtpError):
+    """`llama_decode` failed with `code` (see llama.h: 1 no slot, -1 refused, others: rows may remain)."""
+
+    def __init__(self, code: int, what: str) -> None:
+        super().__init__(f"{what} (llama_decode returned {code})")
+        self.code = code
+
+
+class CannotRewind(GgufMtpError):
+    """A KV cache refused to drop its last rows; nothing was changed."""
+
+
+class ConversionError(GgufMtpError):
+    """A checkpoint that cannot be converted; the message names the file or the tensor."""

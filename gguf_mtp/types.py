@@ -1,0 +1,310 @@
+"""The nouns that every module shares, and the seams between them.
+
+Values are frozen dataclasses or named tuples; seams are Protocols. This module imports numpy and
+`errors`, nothing else: whoever has read it knows what travels through the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gguf_mtp.errors import RequestError
+
+Floats = NDArray[np.float32]
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+# -- sampling ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are drawn from the target's logits. Defaults are llama.cpp's.
+
+    `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 switch a filter off; `seed` None
+    draws one. Raises `RequestError` when a value is out of range.
+    """
+
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        def check(ok: bool, name: str, allowed: str) -> None:
+            if not ok:
+                raise RequestError(f"{name} is {getattr(self, name)}, but must be {allowed}")
+
+        check(0 <= self.temperature < float("inf"), "temperature", "a finite number, 0 or more")
+        check(self.top_k >= 0, "top_k", "0 (off) or more")
+        check(0 < self.top_p <= 1, "top_p", "above 0 and at most 1 (off)")
+        check(0 <= self.min_p <= 1, "min_p", "from 0 (off) to 1")
+        check(self.seed is None or self.seed >= 0, "seed", "0 or more")
+
+
+class Distribution(NamedTuple):
+    """A distribution over the tokens that survived the filters.
+
+    `ids`: int64 [n]; `probs`: float64 [n], sums to 1. Greedy choice is one id with probability 1.
+    """
+
+    ids: NDArray[np.int64]
+    probs: NDArray[np.float64]
+
+
+class Draft(NamedTuple):
+    """Guessed tokens of one sequence.
+
+    `laws[k]` is the distribution that `tokens[k]` was drawn from, or None when the token was certain
+    (a point mass). `confidence[k]` is the largest probability of the drafter's unfiltered
+    distribution at position k. `source` names the drafter ("mtp", "ngram", ...).
+    """
+
+    tokens: Sequence[int]
+    laws: Sequence[Distribution | None]
+    confidence: Sequence[float]
+    source: str
+
+
+class Verdict(NamedTuple):
+    """`tokens[:n_accepted]` of a draft are kept and `next_token` follows them."""
+
+    n_accepted: int
+    next_token: int
+
+
+# -- decoding ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Consecutive rows of one sequence: `tokens[i]` stands at position `pos + i`.
+
+    The last `n_outputs` rows want logits. `hidden`, float32 [len(tokens), n_embd], is an input of an
+    MTP decode, and what the target computed for these rows when they are handed to `Drafter.observe`.
+    """
+
+    seq: int
+    pos: int
+    tokens: Sequence[int]
+    n_outputs: int = 0
+    hidden: Floats | None = None
+
+
+class Output(NamedTuple):
+    """What a decode computed for one `Rows`.
+
+    `logits`: float32 [n_outputs, n_vocab]; `hidden`: float32 [len(tokens), n_embd], or None when the
+    context does not put hidden rows out. Both are views into llama.cpp's buffers, valid until the
+    next decode of the same context: whoever keeps, copies.
+    """
+
+    logits: Floats
+    hidden: Floats | None
+
+
+class Step(NamedTuple):
+    """One decode: an `Output` for each `Rows` that went in, and its wall time in seconds."""
+
+    outputs: Sequence[Output]
+    seconds: float
+
+
+class Decoder(Protocol):
+    """One llama.cpp context (`llama.Context`), or a fake in tests.
+
+    `n_past(seq)` is the position after the sequence's last row; 0 when it is empty. `decode` takes
+    rows of several sequences, one `Rows` per sequence, and raises `DecodeError` with every sequence
+    of the batch rewound to where it was. `rewind(seq, n)` drops the rows at positions >= n; dropping
+    none is legal. It raises `CannotRewind` and is never half done. `copy` makes `dst` start with the
+    first `n` rows of `src`.
+    """
+
+    def n_past(self, seq: int) -> int: ...
+    def decode(self, rows: Sequence[Rows]) -> Step: ...
+    def rewind(self, seq: int, n_past: int) -> None: ...
+    def copy(self, src: int, dst: int, n_past: int) -> None: ...
+
+
+# -- drafting ----------------------------------------------------------------------------------
+
+
+class Limit(NamedTuple):
+    """How far one sequence's next draft may go.
+
+    At most `n` tokens (0: none). The draft ends before position k when its confidence there is below
+    `p_min[k]`; positions past the end of `p_min` have no such bound. The rule looks at the draft
+    distribution's maximum and never at the token drawn: otherwise the output law would shift.
+    """
+
+    n: int
+    p_min: Sequence[float] = ()
+
+
+class Chain(Protocol):
+    """A sequence's sampling chain (`sampling.Chain`): logits to distributions, and draws from them.
+
+    `law(logits)` maps float32 [n_vocab] to a distribution; `draw(law)` draws from one.
+    """
+
+    @property
+    def is_greedy(self) -> bool: ...
+    def law(self, logits: Floats) -> Distribution: ...
+    def draw(self, law: Distribution) -> int: ...
+
+
+class Ask(NamedTuple):
+    """A request for one draft: `tokens` are certain, the last one not decoded by the target yet."""
+
+    seq: int
+    tokens: Sequence[int]
+    limit: Limit
+    chain: Chain
+
+
+class Drafter(Protocol):
+    """Guesses tokens. It sees certain tokens only, and decides neither how many nor whether.
+
+    `observe(rows)`: these rows were decoded by the target and are certain; rows of one sequence come
+    exactly once and in order, with `hidden` when `reads_hidden`. `propose` has no lasting effect on
+    what is certain and answers each ask in order; `limit.n == 0` is legal and gives an empty draft.
+    `rewind(seq, n)`: `tokens[:n]` stay certain, later ones never were; the next row observed is
+    position n - 1 for a drafter that reads hidden rows (`expects` says which). `copy`: as `Decoder.copy`.
+    """
+
+    name: str
+    reads_hidden: bool
+
+    def observe(self, rows: Sequence[Rows]) -> None: ...
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]: ...
+    def rewind(self, seq: int, n: int) -> None: ...
+    def copy(self, src: int, dst: int, n: int) -> None: ...
+
+
+# -- depth -------------------------------------------------------------------------------------
+
+
+class Room(NamedTuple):
+    """A sequence that may draft in the next round: at most `n_max` tokens fit its max_tokens and context."""
+
+    seq: int
+    n_max: int
+
+
+class Judged(NamedTuple):
+    """One sequence's part of a round: the target judged `confidence[:n]` and accepted `n_accepted` tokens.
+
+    `confidence` has one entry per drafted token. `n_accepted` counts tokens that agreed with the
+    target, also when the answer ended inside the draft; positions after the first rejection, or after
+    the end of the answer (`n_judged` of them were looked at), were not judged.
+    """
+
+    seq: int
+    confidence: Sequence[float]
+    n_accepted: int
+    n_judged: int
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What a round cost: times in seconds, from wall clocks read after the work was done.
+
+    `n_rows` rows of the target decode verified drafts or continued a sequence, `n_prefill` more were
+    prompt rows. `n_cells` is how many positions the decoded sequences held together.
+    """
+
+    judged: Sequence[Judged]
+    n_rows: int
+    n_prefill: int
+    n_cells: int
+    target_s: float
+    draft_s: float
+    other_s: float
+
+
+class Depth(Protocol):
+    """Decides how far each sequence drafts next (`depth.py`). `forget(seq)`: the sequence has ended."""
+
+    @property
+    def n_max(self) -> int: ...
+    def choose(self, rooms: Sequence[Room]) -> list[Limit]: ...
+    def record(self, round_: Round) -> None: ...
+    def forget(self, seq: int) -> None: ...
+
+
+# -- answers -----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Stats:
+    """Counts and times of one request, or of several added up (`+=`). Times are in seconds."""
+
+    prefill_tokens: int = 0
+    cached_tokens: int = 0
+    prefill_s: float = 0.0
+    decode_tokens: int = 0
+    decode_s: float = 0.0
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    judged_per_position: list[int] = field(default_factory=list)
+    accepted_per_position: list[int] = field(default_factory=list)
+
+
+class Chunk(NamedTuple):
+    """What one round added to one sequence. The last chunk carries `finish_reason` and `stats`.
+
+    `tokens` are committed, the end-of-generation token never among them; `n_drafted_ok` of them came
+    from an accepted draft.
+    """
+
+    seq: int
+    tokens: Sequence[int]
+    n_from_draft: int
+    finish_reason: FinishReason | None = None
+    stats: Stats | None = None
+
+
+# -- model files -------------------------------------------------------------------------------
+
+
+class TensorInfo(NamedTuple):
+    """One tensor of a GGUF header. `shape` is in ggml order (innermost first), `type` a ggml type name."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: str
+    n_bytes: int
+    offset: int
+    file: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a GGUF header says (`metadata.py`).
+
+    `n_layer` counts trunk layers, `n_mtp` NextN blocks. `can_draft` is whether the pinned llama.cpp
+    can draft with the file's own MTP block, `reason` why or why not, in one sentence. `kv` holds
+    every metadata value except large arrays, of which `kv` has the length only.
+    """
+
+    path: str
+    architecture: str
+    name: str
+    n_layer: int
+    n_mtp: int
+    n_embd: int
+    n_vocab: int
+    context_length: int
+    n_expert: int
+    n_expert_used: int
+    can_draft: bool
+    reason: str
+    tensors: tuple[TensorInfo, ...]
+    kv: dict[str, Any]
