@@ -1,0 +1,75 @@
+# Every target sets up what it needs in .venv of this clone; what is already there is left alone.
+#
+#   make chat          talk to the demo model          MODEL=file.gguf  ARGS="--temp 0"
+#   make test          lint and all tests but the slow ones, with each part's seconds
+#   make test-slow     soak tests, large statistics, a fresh install
+#   make lint          ruff format --check, ruff check, mypy --strict
+#   make bench         tokens/s and acceptance         ARGS="..."
+#
+# llama-cpp-python is built from source once per CPU and CMAKE_ARGS (.ci/llama-wheel) and reused.
+# For a GPU: make chat CMAKE_ARGS="-DGGML_RPC=ON -DGGML_CUDA=on". Where the index's torch is a GPU
+# build of gigabytes: TORCH_ARGS="--index-url <the CPU builds' index>".
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.SUFFIXES:
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+CMAKE_ARGS ?= -DGGML_RPC=ON
+export CMAKE_ARGS
+TORCH_ARGS ?=
+ARGS ?=
+MODEL ?=
+
+# Other build flags or another CPU give another key, hence another stamp: the library is replaced then.
+KEY := $(shell .ci/llama-wheel --key)
+LLAMA := $(VENV)/.llama-$(KEY)
+# Setup must neither eat the chat's input nor mix with its output.
+QUIET := </dev/null >&2
+PIP := $(PY) -m pip install --quiet --disable-pip-version-check
+
+.PHONY: help setup dev chat test test-slow lint bench
+help:
+	@sed -n 's/^#   make/make/p' Makefile
+
+setup: $(VENV)/.run
+dev: $(VENV)/.dev
+
+$(PY):
+	@echo "setting up $(VENV) with $$($(PYTHON) --version)" >&2
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed")'
+	@$(PYTHON) -m venv $(VENV) $(QUIET)
+
+$(LLAMA): .ci/llama-wheel | $(PY)
+	@wheel=$$(PYTHON=$(PY) .ci/llama-wheel </dev/null) && $(PIP) --force-reinstall --no-deps "$$wheel" $(QUIET)
+	@rm -f $(VENV)/.llama-* && touch $@
+
+$(VENV)/.run: pyproject.toml $(LLAMA)
+	@echo "installing gguf-mtp and its run-time dependencies" >&2
+	@$(PIP) --editable . $(QUIET)
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.run
+	@echo "installing what the tests need" >&2
+	@$(PIP) $(TORCH_ARGS) "$$(sed -n 's/^ *"\(torch==[^"]*\)",$$/\1/p' pyproject.toml | head -n 1)" $(QUIET)
+	@$(PIP) --editable '.[dev]' $(QUIET)
+	@touch $@
+
+chat: $(VENV)/.run
+	@$(VENV)/bin/gguf-mtp chat $(MODEL) $(ARGS)
+
+bench: $(VENV)/.run
+	@$(PY) -m bench.run $(ARGS)
+
+lint: $(VENV)/.dev
+	@.ci/lint
+
+test:
+	@MAKE="$(MAKE)" .ci/test
+
+test-slow: $(VENV)/.dev
+	@$(PY) -m pytest -m slow $(ARGS)
