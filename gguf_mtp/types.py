@@ -229,10 +229,17 @@ class Round:
 
 
 class Depth(Protocol):
-    """Decides how far each sequence drafts next (`depth.py`). `forget(seq)`: the sequence has ended."""
+    """Decides how far each sequence drafts next (`depth`). `forget(seq)`: the sequence has ended.
+
+    `n_max` is the largest depth it will ever choose. `off_reason`, one sentence, appears once when
+    drafting was given up for good (every later limit is 0): the engine logs it. `choose` answers each
+    room in order; the `record` that follows covers the same sequences.
+    """
 
     @property
     def n_max(self) -> int: ...
+    @property
+    def off_reason(self) -> str | None: ...
     def choose(self, rooms: Sequence[Room]) -> list[Limit]: ...
     def record(self, round_: Round) -> None: ...
     def forget(self, seq: int) -> None: ...

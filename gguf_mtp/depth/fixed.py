@@ -1,0 +1,44 @@
+"""The same draft depth in every round: what equal bounds ask for, and what tests pin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gguf_mtp.depth.watchdog import Watchdog
+from gguf_mtp.errors import RequestError
+from gguf_mtp.types import Limit, Room, Round
+
+
+class FixedDepth:
+    """Drafts `n` tokens wherever they fit, until the watchdog finds that none is ever accepted.
+
+    `FixedDepth(0)` never drafts: plain decoding. `p_min` bounds every position of a draft as
+    `Limit.p_min` does. Raises `RequestError` for a negative depth or a `p_min` outside 0 to 1.
+    """
+
+    def __init__(self, n: int, p_min: float = 0.0) -> None:
+        if n < 0:
+            raise RequestError(f"the draft depth is {n}, but must be 0 (off) or more")
+        if not 0 <= p_min <= 1:
+            raise RequestError(f"draft_p_min is {p_min}, but must be from 0 (off) to 1")
+        self._n = n
+        self._p_min = (p_min,) * n if p_min > 0 else ()
+        self._watchdog = Watchdog()
+
+    @property
+    def n_max(self) -> int:
+        return self._n
+
+    @property
+    def off_reason(self) -> str | None:
+        return self._watchdog.reason
+
+    def choose(self, rooms: Sequence[Room]) -> list[Limit]:
+        n = 0 if self._watchdog.reason else self._n
+        return [Limit(min(n, room.n_max), self._p_min) for room in rooms]
+
+    def record(self, round_: Round) -> None:
+        self._watchdog.see(round_.judged)
+
+    def forget(self, seq: int) -> None:
+        """Nothing is kept per sequence."""
