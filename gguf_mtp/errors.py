@@ -4,13 +4,13 @@
     ├── ModelError                 a model file that cannot be used
     │   ├── UnsupportedModel       a sound file that this run time cannot run (or cannot draft with)
     │   └── LoadFailed             not a GGUF, damaged, unreadable, or refused by llama.cpp
-    ├── RequestError               a request that makes no sense: a parameter out of range, an empty prompt
+    ├── RequestError               a parameter out of range, an empty prompt
     │   └── ContextFull            the prompt does not fit the context
     ├── DecodeError                llama_decode failed; carries its code
     ├── CannotRewind               a KV cache refused to drop its last rows; nothing was changed
     └── ConversionError            a checkpoint that cannot be converted; names the file or tensor
 
-A message is one sentence with the value, the file or the tensor in it. Nothing here imports anything.
+A message is one sentence with the value, the file or the tensor in it. This module imports nothing.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ContextFull(RequestError):
 
 
 class DecodeError(GgufMtpError):
-    """`llama_decode` failed with `code` (see llama.h: 1 no slot, -1 refused, others: rows may remain)."""
+    """`llama_decode` failed with `code`: 1 no free cells, -1 a refused batch, others a failed pass."""
 
     def __init__(self, code: int, what: str) -> None:
         super().__init__(f"{what} (llama_decode returned {code})")

@@ -61,8 +61,8 @@ class Distribution(NamedTuple):
 class Draft(NamedTuple):
     """Guessed tokens of one sequence.
 
-    `laws[k]` is the distribution that `tokens[k]` was drawn from, or None when the token was certain
-    (a point mass). `confidence[k]` is the largest probability of the drafter's unfiltered
+    `laws[k]` is the distribution that `tokens[k]` was drawn from, or None when the token was
+    certain (a point mass). `confidence[k]` is the largest probability of the drafter's unfiltered
     distribution at position k. `source` names the drafter ("mtp", "ngram", ...).
     """
 
@@ -86,8 +86,9 @@ class Verdict(NamedTuple):
 class Rows:
     """Consecutive rows of one sequence: `tokens[i]` stands at position `pos + i`.
 
-    The last `n_outputs` rows want logits. `hidden`, float32 [len(tokens), n_embd], is an input of an
-    MTP decode, and what the target computed for these rows when they are handed to `Drafter.observe`.
+    The last `n_outputs` rows want logits. `hidden`, float32 [len(tokens), n_embd], is an input of
+    an MTP decode, and what the target computed for these rows when they are handed to
+    `Drafter.observe`.
     """
 
     seq: int
@@ -100,9 +101,9 @@ class Rows:
 class Output(NamedTuple):
     """What a decode computed for one `Rows`.
 
-    `logits`: float32 [n_outputs, n_vocab]; `hidden`: float32 [len(tokens), n_embd], or None when the
-    context does not put hidden rows out. Both are views into llama.cpp's buffers, valid until the
-    next decode of the same context: whoever keeps, copies.
+    `logits`: float32 [n_outputs, n_vocab]; `hidden`: float32 [len(tokens), n_embd], or None when
+    the context does not put hidden rows out. Both are views into llama.cpp's buffers, valid until
+    the next decode of the same context: whoever keeps, copies.
     """
 
     logits: Floats
@@ -121,9 +122,9 @@ class Decoder(Protocol):
 
     `n_past(seq)` is the position after the sequence's last row; 0 when it is empty. `decode` takes
     rows of several sequences, one `Rows` per sequence, and raises `DecodeError` with every sequence
-    of the batch rewound to where it was. `rewind(seq, n)` drops the rows at positions >= n; dropping
-    none is legal. It raises `CannotRewind` and is never half done. `copy` makes `dst` start with the
-    first `n` rows of `src`.
+    of the batch rewound to where it was. `rewind(seq, n)` drops the rows at positions >= n;
+    dropping none is legal. It raises `CannotRewind` and is never half done. `copy` makes `dst`
+    start with the first `n` rows of `src`.
     """
 
     def n_past(self, seq: int) -> int: ...
@@ -138,9 +139,9 @@ class Decoder(Protocol):
 class Limit(NamedTuple):
     """How far one sequence's next draft may go.
 
-    At most `n` tokens (0: none). The draft ends before position k when its confidence there is below
-    `p_min[k]`; positions past the end of `p_min` have no such bound. The rule looks at the draft
-    distribution's maximum and never at the token drawn: otherwise the output law would shift.
+    At most `n` tokens (0: none). The draft ends before position k when its confidence there is
+    below `p_min[k]`; positions past the end of `p_min` have no such bound. The rule looks at the
+    draft distribution's maximum and never at the token drawn: otherwise the output law would shift.
     """
 
     n: int
@@ -171,11 +172,12 @@ class Ask(NamedTuple):
 class Drafter(Protocol):
     """Guesses tokens. It sees certain tokens only, and decides neither how many nor whether.
 
-    `observe(rows)`: these rows were decoded by the target and are certain; rows of one sequence come
-    exactly once and in order, with `hidden` when `reads_hidden`. `propose` has no lasting effect on
-    what is certain and answers each ask in order; `limit.n == 0` is legal and gives an empty draft.
-    `rewind(seq, n)`: `tokens[:n]` stay certain, later ones never were; the next row observed is
-    position n - 1 for a drafter that reads hidden rows (`expects` says which). `copy`: as `Decoder.copy`.
+    `observe(rows)`: these rows were decoded by the target and are certain; rows of one sequence
+    come exactly once and in order, with `hidden` when `reads_hidden`. `propose` has no lasting
+    effect on what is certain and answers each ask in order; `limit.n == 0` is legal and gives an
+    empty draft. `rewind(seq, n)`: `tokens[:n]` stay certain, later ones never were; the next row
+    observed is position n - 1 for a drafter that reads hidden rows (`expects` says which). `copy`:
+    as `Decoder.copy`.
     """
 
     name: str
@@ -191,18 +193,20 @@ class Drafter(Protocol):
 
 
 class Room(NamedTuple):
-    """A sequence that may draft in the next round: at most `n_max` tokens fit its max_tokens and context."""
+    """A sequence that may draft in the next round: at most `n_max` tokens fit its max_tokens and
+    context."""
 
     seq: int
     n_max: int
 
 
 class Judged(NamedTuple):
-    """One sequence's part of a round: the target judged `confidence[:n]` and accepted `n_accepted` tokens.
+    """One sequence's part of a round: the target judged `confidence[:n]` and accepted `n_accepted`
+    tokens.
 
     `confidence` has one entry per drafted token. `n_accepted` counts tokens that agreed with the
-    target, also when the answer ended inside the draft; positions after the first rejection, or after
-    the end of the answer (`n_judged` of them were looked at), were not judged.
+    target, also when the answer ended inside the draft; positions after the first rejection, or
+    after the end of the answer (`n_judged` of them were looked at), were not judged.
     """
 
     seq: int
@@ -215,8 +219,8 @@ class Judged(NamedTuple):
 class Round:
     """What a round cost: times in seconds, from wall clocks read after the work was done.
 
-    `n_rows` rows of the target decode verified drafts or continued a sequence, `n_prefill` more were
-    prompt rows. `n_cells` is how many positions the decoded sequences held together.
+    `n_rows` rows of the target decode verified drafts or continued a sequence, `n_prefill` more
+    were prompt rows. `n_cells` is how many positions the decoded sequences held together.
     """
 
     judged: Sequence[Judged]
@@ -232,8 +236,8 @@ class Depth(Protocol):
     """Decides how far each sequence drafts next (`depth`). `forget(seq)`: the sequence has ended.
 
     `n_max` is the largest depth it will ever choose. `off_reason`, one sentence, appears once when
-    drafting was given up for good (every later limit is 0): the engine logs it. `choose` answers each
-    room in order; the `record` that follows covers the same sequences.
+    drafting was given up for good (every later limit is 0): the engine logs it. `choose` answers
+    each room in order; the `record` that follows covers the same sequences.
     """
 
     @property
@@ -250,7 +254,12 @@ class Depth(Protocol):
 
 @dataclass(slots=True)
 class Stats:
-    """Counts and times of one request, or of several added up (`+=`). Times are in seconds."""
+    """Counts and times of one request, or of several added up (`+=`). Times are wall clock, in
+    seconds.
+
+    A request's prompt counts as prefill except its last token, which the first round decodes.
+    `judged_per_position[k]` drafts were judged at position k, and `accepted_per_position[k]` kept.
+    """
 
     prefill_tokens: int = 0
     cached_tokens: int = 0
@@ -259,16 +268,55 @@ class Stats:
     decode_s: float = 0.0
     rounds: int = 0
     drafted: int = 0
-    accepted: int = 0
     judged_per_position: list[int] = field(default_factory=list)
     accepted_per_position: list[int] = field(default_factory=list)
+
+    @property
+    def accepted(self) -> int:
+        return sum(self.accepted_per_position)
+
+    def count_prompt(self, n_rows: int, seconds: float) -> None:
+        self.prefill_tokens += n_rows
+        self.prefill_s += seconds
+
+    def count_round(
+        self, n_committed: int, n_drafted: int, n_judged: int, n_accepted: int, seconds: float
+    ) -> None:
+        self.rounds += 1
+        self.decode_tokens += n_committed
+        self.decode_s += seconds
+        self.drafted += n_drafted
+        _add(self.judged_per_position, [1] * n_judged)
+        _add(self.accepted_per_position, [1] * n_accepted)
+
+    def __iadd__(self, other: Stats) -> Stats:
+        for name in (
+            "prefill_tokens",
+            "cached_tokens",
+            "prefill_s",
+            "decode_tokens",
+            "decode_s",
+            "rounds",
+            "drafted",
+        ):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        _add(self.judged_per_position, other.judged_per_position)
+        _add(self.accepted_per_position, other.accepted_per_position)
+        return self
+
+
+def _add(total: list[int], more: Sequence[int]) -> None:
+    """Adds per position; `total` grows where `more` is longer."""
+    total += [0] * (len(more) - len(total))
+    for k, n in enumerate(more):
+        total[k] += n
 
 
 class Chunk(NamedTuple):
     """What one round added to one sequence. The last chunk carries `finish_reason` and `stats`.
 
-    `tokens` are committed, the end-of-generation token never among them; `n_drafted_ok` of them came
-    from an accepted draft.
+    `tokens` are committed, an end token never among them; the first `n_from_draft` of them were
+    drafted.
     """
 
     seq: int
@@ -282,7 +330,8 @@ class Chunk(NamedTuple):
 
 
 class TensorInfo(NamedTuple):
-    """One tensor of a GGUF header. `shape` is in ggml order (innermost first), `type` a ggml type name."""
+    """One tensor of a GGUF header. `shape` is in ggml order (innermost first), `type` a ggml type
+    name."""
 
     name: str
     shape: tuple[int, ...]

@@ -1,0 +1,195 @@
+"""Drafting with the model's own Multi-Token-Prediction block.
+
+MTP row p + 1 is the pair (hidden row p of the target, token p + 1); it predicts token p + 2. The
+rows of certain tokens are only buffered when the target has decoded them; `propose` decodes the
+buffered rows of all sequences in one batch, whose last output per sequence is the first draft
+token, and chains the block's own hidden row for the further ones. So a draft of N tokens costs N
+decodes, and a sequence that does not draft costs one decode per `FLUSH` rows.
+
+It knows nothing of the target's KV cache, of acceptance, or of how far drafting pays. Source:
+DeepSeek-V3 report (arXiv 2412.19437, section 2.2); llama.cpp `src/models/deepseek2.cpp`, graph_mtp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gguf_mtp.sampling import confidence
+from gguf_mtp.types import Ask, Decoder, Distribution, Draft, Floats, Limit, Output, Rows
+
+FLUSH = 256
+"""Rows a sequence buffers before they are decoded though nobody asked for a draft."""
+
+
+class _Pending:
+    """What one sequence has not decoded yet: hidden rows of the target, the first one of row
+    `first`.
+
+    The MTP rows before `first + 1` are in the cache. `tokens[i]` stands at position `first + i`, so
+    the hidden row i pairs with `tokens[i + 1]`, which for the newest row is not known yet.
+    """
+
+    def __init__(self) -> None:
+        self.first = 0
+        self.tokens: list[int] = []
+        self.hidden: list[Floats] = []
+
+    @property
+    def end(self) -> int:
+        """The position of the next row to observe."""
+        return self.first + len(self.tokens)
+
+    def rows(self, n: int) -> Floats:
+        """The first `n` hidden rows, float32 [n, n_embd]."""
+        if len(self.hidden) > 1:
+            self.hidden = [np.concatenate(self.hidden)]
+        return self.hidden[0][:n]
+
+    def cut(self, start: int, stop: int) -> None:
+        """Keeps the buffered rows start..stop only."""
+        left = self.rows(stop)[start:]
+        self.first, self.tokens = self.first + start, self.tokens[start:stop]
+        self.hidden = [left] if len(left) else []
+
+
+class MtpDrafter:
+    """A `types.Drafter` over a context that runs the MTP block; `n_seq` sequences.
+
+    A decode holds at most `n_batch` rows.
+    """
+
+    name = "mtp"
+    reads_hidden = True
+
+    def __init__(self, context: Decoder, n_seq: int, n_batch: int) -> None:
+        self._context = context
+        self._n_batch = n_batch
+        self._pending = [_Pending() for _ in range(n_seq)]
+
+    def observe(self, rows: Sequence[Rows]) -> None:
+        """Buffers the target's hidden rows; they are copied."""
+        for r in rows:
+            assert r.hidden is not None
+            pending = self._pending[r.seq]
+            assert r.pos == pending.end, f"row {r.pos} observed, row {pending.end} expected"
+            pending.tokens += r.tokens
+            pending.hidden.append(r.hidden.copy())
+            while len(pending.tokens) > FLUSH:
+                self._flush(r.seq, FLUSH, pending.tokens[FLUSH])
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        """One draft per ask, in order. Raises `DecodeError`; the caches then hold certain rows
+        only."""
+        runs = [_Run(ask) for ask in asks]
+        active = [r for r in runs if r.wants_more and self._pending[r.ask.seq].tokens]
+        outputs = self._catch_up(active)
+        try:
+            while active:
+                for run, output in zip(active, outputs, strict=True):
+                    run.take(output.logits[-1])
+                active, hidden = _still_drafting(active, outputs)
+                if active:
+                    outputs = self._chain(active, hidden)
+        finally:
+            for run in runs:  # what was only guessed leaves the cache
+                self._context.rewind(run.ask.seq, self._pending[run.ask.seq].first + 1)
+        return [run.draft() for run in runs]
+
+    def rewind(self, seq: int, n: int) -> None:
+        """Keeps MTP rows at positions < n; the next row to observe is max(n - 1, 0)."""
+        pending = self._pending[seq]
+        keep = max(n - 1, 0)
+        if keep < pending.first:
+            self._context.rewind(seq, keep + 1 if keep else 0)
+            pending.first, pending.tokens, pending.hidden = keep, [], []
+        elif keep < pending.end:
+            pending.cut(0, keep - pending.first)
+
+    def copy(self, src: int, dst: int, n: int) -> None:
+        """Makes `dst` start with the first `n` certain tokens of `src`, buffered rows included."""
+        source, target = self._pending[src], self._pending[dst]
+        self._context.copy(src, dst, min(source.first + 1, n))
+        target.first, target.tokens = source.first, list(source.tokens)
+        target.hidden = list(source.hidden)
+        self.rewind(dst, n)
+
+    def _catch_up(self, active: Sequence[_Run]) -> Sequence[Output]:
+        """Decodes every buffered row of these sequences; the last of each gives an output."""
+        if not active:
+            return []
+        room = self._n_batch // len(active)  # rows that do not fit one batch go first
+        for run in active:
+            while len(self._pending[run.ask.seq].tokens) > room:
+                self._flush(run.ask.seq, room, self._pending[run.ask.seq].tokens[room])
+        rows = [
+            self._rows(run.ask.seq, len(self._pending[run.ask.seq].tokens), run.ask.tokens[-1], 1)
+            for run in active
+        ]
+        outputs = self._context.decode(rows).outputs
+        for run in active:  # these rows are in the cache now
+            pending = self._pending[run.ask.seq]
+            pending.cut(len(pending.tokens), len(pending.tokens))
+        return outputs
+
+    def _chain(self, active: Sequence[_Run], hidden: Sequence[Floats]) -> Sequence[Output]:
+        """One more row per sequence: its newest draft token with the block's own hidden row."""
+        rows = [
+            Rows(run.ask.seq, self._context.n_past(run.ask.seq), run.tokens[-1:], 1, h)
+            for run, h in zip(active, hidden, strict=True)
+        ]
+        return self._context.decode(rows).outputs
+
+    def _flush(self, seq: int, n: int, next_token: int) -> None:
+        self._context.decode([self._rows(seq, n, next_token, 0)])
+        pending = self._pending[seq]
+        pending.cut(n, len(pending.tokens))
+
+    def _rows(self, seq: int, n: int, next_token: int, n_outputs: int) -> Rows:
+        """The first `n` buffered rows as MTP rows; `next_token` follows the n-th."""
+        pending = self._pending[seq]
+        tokens = [*pending.tokens[1:n], next_token]
+        return Rows(seq, pending.first + 1, tokens, n_outputs, pending.rows(n))
+
+
+class _Run:
+    """One ask while its draft grows."""
+
+    def __init__(self, ask: Ask) -> None:
+        self.ask = ask
+        self.tokens: list[int] = []
+        self.laws: list[Distribution | None] = []
+        self.confidence: list[float] = []
+        self.stopped = False
+
+    @property
+    def wants_more(self) -> bool:
+        return not self.stopped and len(self.tokens) < self.ask.limit.n
+
+    def take(self, logits: Floats) -> None:
+        """Adds the next token, unless the block is not confident enough to go on."""
+        sure = confidence(logits)
+        if sure < _bound(self.ask.limit, len(self.tokens)):
+            self.stopped = True
+            return
+        law = self.ask.chain.law(logits)
+        self.tokens.append(self.ask.chain.draw(law))
+        self.laws.append(None if len(law.ids) == 1 else law)
+        self.confidence.append(sure)
+
+    def draft(self) -> Draft:
+        return Draft(self.tokens, self.laws, self.confidence, MtpDrafter.name)
+
+
+def _bound(limit: Limit, position: int) -> float:
+    return limit.p_min[position] if position < len(limit.p_min) else 0.0
+
+
+def _still_drafting(
+    active: Sequence[_Run], outputs: Sequence[Output]
+) -> tuple[list[_Run], list[Floats]]:
+    """The runs that want a further token, each with a copy of the hidden row it goes on from."""
+    going = [(r, o) for r, o in zip(active, outputs, strict=True) if r.wants_more]
+    hidden = [o.hidden[-1:].copy() for _, o in going if o.hidden is not None]
+    return [r for r, _ in going], hidden

@@ -1,0 +1,312 @@
+"""The loop: admit sequences, read their prompts, and go round after round until they end.
+
+A round drafts for every sequence (maybe nothing), decodes all drafts with the target in one batch,
+keeps what the target agrees with, and emits it. Plain decoding is a round with empty drafts; one
+sequence is a batch of one. Tokens in, tokens out: the engine knows no text, and neither llama.cpp
+nor any drafter by name. Between two steps, for every sequence whose prompt is read,
+`target.n_past(seq) == len(tokens) - 1`, and the drafter has observed exactly those rows.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gguf_mtp.errors import CannotRewind, ContextFull, DecodeError, RequestError
+from gguf_mtp.sequence import Outcome, Request, Slot, Turn
+from gguf_mtp.types import (
+    Ask,
+    Chunk,
+    Decoder,
+    Depth,
+    Drafter,
+    FinishReason,
+    Judged,
+    Output,
+    Room,
+    Round,
+    Rows,
+    SamplingParams,
+    Stats,
+)
+
+log = logging.getLogger(__name__)
+
+HOPELESS = 64
+"""Judged draft tokens without one accepted after which the drafter is taken for broken."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """`n_ctx`: tokens of one sequence, prompt and answer; `n_seq`: sequences at once; `n_batch`:
+    rows of one target decode. `end_tokens` end an answer and are never part of it."""
+
+    n_ctx: int
+    n_seq: int
+    n_batch: int
+    end_tokens: frozenset[int]
+
+
+class Engine:
+    """Serves up to `limits.n_seq` sequences at once. Not thread-safe: one thread owns it.
+
+    `submit` queues a request, `step` runs one round for all, `cancel` ends one early; `generate` is
+    the three for callers with a fixed list of prompts.
+    """
+
+    def __init__(
+        self, target: Decoder, drafter: Drafter | None, depth: Depth, limits: EngineLimits
+    ) -> None:
+        self.limits = limits
+        self.depth = depth
+        self.totals = Stats()  # of all requests that have ended
+        self.stopped_drafting: str | None = None  # why, once it had to
+        self._target = target
+        self._drafter = drafter
+        self._slots = [Slot(seq) for seq in range(limits.n_seq)]
+        self._queue: deque[Request] = deque()
+        self._n_submitted = 0
+        self._n_judged = self._n_accepted = 0
+
+    @property
+    def is_drafting(self) -> bool:
+        """Whether drafts are made, or would be where they pay."""
+        return self._drafter is not None and self.depth.n_max > 0
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._queue and not self._active()
+
+    def submit(self, prompt: Sequence[int], params: SamplingParams, max_tokens: int) -> int:
+        """Queues a request and returns its id, which its chunks carry as `seq`.
+
+        Raises `RequestError` for an empty prompt or `max_tokens` below 1, `ContextFull` when the
+        prompt leaves no room for an answer.
+        """
+        if not prompt:
+            raise RequestError("the prompt is empty, and this model puts no token in front of it")
+        if max_tokens < 1:
+            raise RequestError(f"max_tokens is {max_tokens}, but must be 1 or more")
+        if len(prompt) >= self.limits.n_ctx:
+            raise ContextFull(len(prompt), self.limits.n_ctx)
+        self._n_submitted += 1
+        n_left = min(max_tokens, self.limits.n_ctx - len(prompt))
+        self._queue.append(Request(self._n_submitted, prompt, params, n_left))
+        return self._n_submitted
+
+    def cancel(self, id_: int) -> Chunk | None:
+        """Ends a request early and returns its last chunk; None when it has ended already."""
+        for slot, request in self._active():
+            if request.id == id_:
+                return self._finish(slot, Chunk(id_, [], 0), "cancelled")
+        for request in self._queue:
+            if request.id == id_:
+                self._queue.remove(request)
+                return Chunk(id_, [], 0, "cancelled", request.stats)
+        return None
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, max_tokens: int
+    ) -> Iterator[Chunk]:
+        """Answers to `prompts`; a chunk's `seq` is the prompt's index. Closing the iterator
+        cancels."""
+        indices = {self.submit(p, params, max_tokens): i for i, p in enumerate(prompts)}
+        try:
+            while indices:
+                for chunk in self.step():
+                    index = indices.get(chunk.seq)
+                    if index is not None:
+                        if chunk.finish_reason:
+                            del indices[chunk.seq]
+                        yield chunk._replace(seq=index)
+        finally:
+            for id_ in indices:
+                self.cancel(id_)
+
+    def step(self) -> list[Chunk]:
+        """One round for every active sequence; the chunks it produced.
+
+        Raises `DecodeError` from the target: then no sequence has moved.
+        """
+        start = time.perf_counter()
+        self._admit()
+        turns = [Turn(s, r) for s, r in self._active() if self._is_read(s)]
+        draft_s = self._draft(turns)  # 1 depth, 2 draft
+        rows = [t.rows() for t in turns]
+        prompts = self._prompt_rows(self.limits.n_batch - sum(len(r.tokens) for r in rows))
+        if not rows and not prompts:
+            return []
+
+        step = self._target.decode([*rows, *prompts])  # 3 target
+        outputs, read = step.outputs[: len(rows)], step.outputs[len(rows) :]
+        outcomes = [  # 4 judge
+            t.judge(out.logits, self.limits.end_tokens)
+            for t, out in zip(turns, outputs, strict=True)
+        ]
+        certain = [  # 5 keep
+            self._keep(*kept) for kept in zip(turns, outcomes, outputs, strict=True)
+        ]
+        draft_s += self._observe(
+            certain + [_seen(*seen) for seen in zip(prompts, read, strict=True)]
+        )
+        self._count(
+            list(zip(turns, outcomes, strict=True)), prompts, _Times(start, step.seconds, draft_s)
+        )
+        return [self._emit(t, o) for t, o in zip(turns, outcomes, strict=True)]  # 6 emit
+
+    # -- admission and prompts -----------------------------------------------------------------
+
+    def _active(self) -> list[tuple[Slot, Request]]:
+        return [(s, s.request) for s in self._slots if s.request]
+
+    def _is_read(self, slot: Slot) -> bool:
+        return self._target.n_past(slot.seq) == len(slot.tokens) - 1
+
+    def _admit(self) -> None:
+        """Gives free slots to queued requests, each the slot that holds most of its prompt."""
+        free = [s for s in self._slots if not s.request]
+        while free and self._queue:
+            request = self._queue.popleft()
+            slot = max(free, key=lambda s: (s.n_common(request.prompt), -s.turn))
+            free.remove(slot)
+            request.stats.cached_tokens = self._reuse(slot, slot.n_common(request.prompt))
+            slot.tokens, slot.request, slot.turn = list(request.prompt), request, request.id
+
+    def _reuse(self, slot: Slot, n_common: int) -> int:
+        """Cuts both caches back to what is shared; returns how many rows need no decoding.
+
+        The last shared token is decoded again: its hidden row makes the drafter's next row.
+        """
+        keep = max(n_common - 1, 0)
+        try:
+            self._target.rewind(slot.seq, keep)
+        except CannotRewind:  # a recurrent cache can only be emptied
+            keep = n_common = 0
+            self._target.rewind(slot.seq, 0)
+        if self._drafter:
+            self._drafter.rewind(slot.seq, n_common)
+        return keep
+
+    def _prompt_rows(self, room: int) -> list[Rows]:
+        """The next rows of unread prompts, oldest request first, at most `room` in all."""
+        rows = []
+        for slot, _ in sorted(self._active(), key=lambda active: active[1].id):
+            pos = self._target.n_past(slot.seq)
+            n = min(len(slot.tokens) - 1 - pos, room)
+            if n > 0:
+                rows.append(Rows(slot.seq, pos, slot.tokens[pos : pos + n]))
+                room -= n
+        return rows
+
+    # -- drafting ------------------------------------------------------------------------------
+
+    def _draft(self, turns: Sequence[Turn]) -> float:
+        """Gives every turn its draft, maybe an empty one; the seconds it took."""
+        if not self._drafter or self.depth.n_max == 0 or not turns:
+            return 0.0
+        limits = self.depth.choose([Room(t.seq, t.request.n_left - 1) for t in turns])
+        asking = [(t, limit) for t, limit in zip(turns, limits, strict=True) if limit.n > 0]
+        asks = [Ask(t.seq, t.slot.tokens, limit, t.request.chain) for t, limit in asking]
+        if not asks:
+            return 0.0
+        start = time.perf_counter()
+        try:
+            for (turn, _), draft in zip(asking, self._drafter.propose(asks), strict=True):
+                turn.draft = draft
+        except DecodeError as error:
+            self._stop_drafting(f"the drafter failed: {error}")
+        return time.perf_counter() - start
+
+    def _observe(self, rows: Sequence[Rows]) -> float:
+        """Shows the drafter what has become certain; the seconds it took."""
+        if not self._drafter:
+            return 0.0
+        start = time.perf_counter()
+        try:
+            self._drafter.observe([r for r in rows if r.tokens])
+        except DecodeError as error:
+            self._stop_drafting(f"the drafter failed: {error}")
+        return time.perf_counter() - start
+
+    def _stop_drafting(self, reason: str) -> None:
+        log.warning("drafting is off from here on: %s", reason)
+        self.stopped_drafting = reason
+        self._drafter = None
+
+    # -- after the decode ----------------------------------------------------------------------
+
+    def _keep(self, turn: Turn, outcome: Outcome, output: Output) -> Rows:
+        """Commits tokens and drops the rows behind them; the rows that have become certain."""
+        tokens, n = turn.slot.tokens, len(outcome.committed)
+        pos = len(tokens) - 1
+        tokens += outcome.committed
+        self._target.rewind(turn.seq, pos + n)
+        return _seen(Rows(turn.seq, pos, tokens[pos : pos + n]), output)
+
+    def _count(
+        self, judged: Sequence[tuple[Turn, Outcome]], prompts: Sequence[Rows], times: _Times
+    ) -> None:
+        """Counts, per request and for the depth decision."""
+        seconds = time.perf_counter() - times.start
+        n_prompt = {r.seq: len(r.tokens) for r in prompts}
+        for slot, request in self._active():
+            if slot.seq in n_prompt:
+                request.stats.count_prompt(n_prompt[slot.seq], seconds)
+        for turn, outcome in judged:
+            turn.count(outcome, seconds)
+            self._n_judged += outcome.n_judged
+            self._n_accepted += outcome.n_accepted
+        if self._n_judged >= HOPELESS and self._n_accepted == 0 and self._drafter:
+            self._stop_drafting(
+                f"none of {self._n_judged} drafted tokens was accepted; the MTP block does not fit "
+                "this model or is damaged, so convert it again"
+            )
+        if judged and self.is_drafting:
+            self.depth.record(
+                Round(
+                    judged=[
+                        Judged(t.seq, t.draft.confidence, o.n_accepted, o.n_judged)
+                        for t, o in judged
+                    ],
+                    n_rows=sum(1 + len(t.draft.tokens) for t, _ in judged),
+                    n_prefill=sum(n_prompt.values()),
+                    n_cells=sum(len(t.slot.tokens) for t, _ in judged),
+                    target_s=times.target_s,
+                    draft_s=times.draft_s,
+                    other_s=seconds - times.target_s - times.draft_s,
+                )
+            )
+
+    def _emit(self, turn: Turn, outcome: Outcome) -> Chunk:
+        n_from_draft = min(outcome.n_accepted, len(outcome.committed))
+        chunk = Chunk(turn.request.id, outcome.committed, n_from_draft)
+        return self._finish(turn.slot, chunk, outcome.finish) if outcome.finish else chunk
+
+    def _finish(self, slot: Slot, chunk: Chunk, reason: FinishReason) -> Chunk:
+        """Frees the slot. Its tokens stay, cut to what the target has decoded and one more."""
+        request = slot.request
+        assert request
+        slot.tokens = slot.tokens[: self._target.n_past(slot.seq) + 1]
+        slot.request = None
+        self.depth.forget(slot.seq)
+        self.totals += request.stats
+        return chunk._replace(finish_reason=reason, stats=request.stats)
+
+
+class _Times(NamedTuple):
+    """When a round began (perf_counter), and the seconds its target decode and its drafting
+    took."""
+
+    start: float
+    target_s: float
+    draft_s: float
+
+
+def _seen(rows: Rows, output: Output) -> Rows:
+    """`rows` with the hidden rows the target computed for them, of which `output` may hold more."""
+    hidden = None if output.hidden is None else output.hidden[: len(rows.tokens)]
+    return Rows(rows.seq, rows.pos, rows.tokens, 0, hidden)

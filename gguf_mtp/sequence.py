@@ -1,0 +1,110 @@
+"""One sequence: its place in the KV caches, its request, and what a round made of it.
+
+Cutting an answer at its end happens here, before anything is rolled back or counted, so that
+tokens after the end reach neither cache nor statistics nor text. Knows no decoder and no drafter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gguf_mtp.sampling import Chain
+from gguf_mtp.types import Draft, FinishReason, Floats, Rows, SamplingParams, Stats, Verdict
+from gguf_mtp.verify import verify
+
+NO_DRAFT = Draft((), (), (), "")
+
+
+class Request:
+    """One answer in the making. `n_left`: tokens that may still be committed."""
+
+    def __init__(
+        self, id_: int, prompt: Sequence[int], params: SamplingParams, n_left: int
+    ) -> None:
+        self.id = id_
+        self.prompt = list(prompt)
+        self.chain = Chain(params)
+        self.n_left = n_left
+        self.stats = Stats()
+
+
+class Slot:
+    """A place for one sequence in the KV caches.
+
+    `tokens` are certain, the last one not decoded by the target; they outlive the request that put
+    them there, so that the next one with the same beginning finds it read. `turn` is the number of
+    the request that used the slot last.
+    """
+
+    def __init__(self, seq: int) -> None:
+        self.seq = seq
+        self.tokens: list[int] = []
+        self.turn = 0
+        self.request: Request | None = None
+
+    def n_common(self, prompt: Sequence[int]) -> int:
+        """How many tokens `prompt` begins with that the slot holds."""
+        n = min(len(prompt), len(self.tokens))
+        if self.tokens[:n] == prompt[:n]:
+            return n
+        return next(i for i in range(n) if self.tokens[i] != prompt[i])
+
+
+class Outcome(NamedTuple):
+    """A round's result for one sequence.
+
+    `committed` tokens join the answer. The target looked at `n_judged` draft tokens and agreed with
+    `n_accepted`; an end token that was drafted rightly counts in both, what lies behind it in
+    neither.
+    """
+
+    committed: list[int]
+    n_judged: int
+    n_accepted: int
+    finish: FinishReason | None
+
+
+class Turn:
+    """One sequence's part of one round."""
+
+    def __init__(self, slot: Slot, request: Request) -> None:
+        self.slot, self.request = slot, request
+        self.draft = NO_DRAFT
+
+    @property
+    def seq(self) -> int:
+        return self.slot.seq
+
+    def rows(self) -> Rows:
+        """What the target decodes: the last certain token and the draft, all with logits."""
+        tokens = [self.slot.tokens[-1], *self.draft.tokens]
+        return Rows(self.slot.seq, len(self.slot.tokens) - 1, tokens, len(tokens))
+
+    def judge(self, logits: Floats, end_tokens: frozenset[int]) -> Outcome:
+        """Verifies the draft against the target's `logits`, float32 [len(draft) + 1, n_vocab], and
+        cuts the result where the answer ends."""
+        chain = self.request.chain
+        verdict = verify(self.draft, lambda k: chain.law(logits[k]), chain)
+        return cut(verdict, self.draft.tokens, self.request.n_left, end_tokens)
+
+    def count(self, outcome: Outcome, seconds: float) -> None:
+        """Adds the round to the request's statistics."""
+        committed, n_judged, n_accepted, _ = outcome
+        self.request.n_left -= len(committed)
+        self.request.stats.count_round(
+            len(committed), len(self.draft.tokens), n_judged, n_accepted, seconds
+        )
+
+
+def cut(verdict: Verdict, draft: Sequence[int], n_left: int, end_tokens: frozenset[int]) -> Outcome:
+    """What is left of a verdict once the answer ends: at its first end token, or after `n_left`."""
+    n_accepted = verdict.n_accepted
+    n_judged = min(n_accepted + 1, len(draft))
+    tokens = [*draft[:n_accepted], verdict.next_token]
+    for i, token in enumerate(tokens):
+        if token in end_tokens:
+            if i < n_accepted:
+                n_judged = n_accepted = i + 1
+            return Outcome(tokens[:i], n_judged, n_accepted, "stop")
+    return Outcome(tokens, n_judged, n_accepted, "length" if len(tokens) >= n_left else None)
