@@ -1,0 +1,230 @@
+"""A folder of safetensors shards: which tensors it holds, and their bytes on demand.
+
+Opening it is the pre-pass: every shard is checked for presence, header, length and dtypes before
+anything is read, and the first thing wrong is named by file. Bytes are read with `preadv` into the
+caller's buffer, never mapped, so memory stays the caller's decision. The format is parsed here
+because the safetensors package's numpy API knows no FP8.
+
+It knows nothing of architectures: names are only names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from ..errors import ConversionError
+
+ITEM_SIZE = {
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
+    "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
+}  # fmt: skip
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+_MAX_HEADER = 100_000_000  # the format's own limit
+_LFS = b"version https://git-lfs"
+
+
+class SourceTensor(NamedTuple):
+    """Where one tensor lies: `shape` is outermost first, `begin` a byte offset in shard `file`."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: str
+    begin: int
+    n_bytes: int
+
+    @property
+    def n_cols(self) -> int:
+        return self.shape[-1] if self.shape else 1
+
+    @property
+    def n_rows(self) -> int:
+        return math.prod(self.shape[:-1])
+
+
+class Checkpoint:
+    """An open checkpoint. `tensors` maps names to places; `config` is config.json.
+
+    Raises `ConversionError`, naming the file, for whatever the pre-pass finds. Use it as a context
+    manager: it owns the shards' file descriptors. `read_into` may be called from several threads.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        if not folder.is_dir():
+            raise ConversionError(f"{folder} is not a folder; give a checkpoint's folder")
+        self.folder = folder
+        self.config = read_json(folder / "config.json")
+        self.tensors: dict[str, SourceTensor] = {}
+        self._fds: dict[str, int] = {}
+        self._digest = hashlib.sha256()
+        try:
+            self._open_shards()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        while self._fds:
+            os.close(self._fds.popitem()[1])
+
+    @property
+    def n_files(self) -> int:
+        return len(self._fds)
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(t.n_bytes for t in self.tensors.values())
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when a shard's name, size, time of change or header does."""
+        return self._digest.hexdigest()
+
+    def json(self, name: str) -> dict[str, Any] | None:
+        """The object in the file `name`, or None when the checkpoint has no such file."""
+        path = self.folder / name
+        return read_json(path) if path.exists() else None
+
+    def read_into(self, tensor: SourceTensor, offset: int, buffer: memoryview) -> None:
+        """Fill `buffer` with the tensor's bytes from byte `offset` on."""
+        at, done = tensor.begin + offset, 0
+        while done < len(buffer):
+            try:
+                n = os.preadv(self._fds[tensor.file], [buffer[done:]], at + done)
+            except OSError as error:
+                raise ConversionError(
+                    f"cannot read {self.folder / tensor.file}: {error.strerror}"
+                ) from None
+            if n == 0:
+                raise ConversionError(
+                    f"{self.folder / tensor.file} became shorter while it was read"
+                )
+            done += n
+
+    def _open_shards(self) -> None:
+        promised = self._promised()
+        files = sorted(set(promised.values())) or [_SINGLE]
+        missing = [f for f in files if not (self.folder / f).exists()]
+        if missing:
+            raise ConversionError(
+                f"{self.folder / missing[0]} is missing"
+                + (f" ({len(missing)} shards of {len(files)} are)" if len(files) > 1 else "")
+            )
+        for file in files:
+            for tensor in self._open_shard(file):
+                if tensor.name in self.tensors:
+                    other = self.tensors[tensor.name].file
+                    raise ConversionError(f"{tensor.name} is in both {other} and {file}")
+                self.tensors[tensor.name] = tensor
+        for name, file in promised.items():
+            if name not in self.tensors or self.tensors[name].file != file:
+                raise ConversionError(
+                    f"{self.folder / file} does not hold {name}, which the index says it does"
+                )
+
+    def _promised(self) -> Mapping[str, str]:
+        path = self.folder / _INDEX
+        if not path.exists():
+            if (self.folder / _SINGLE).exists():
+                return {}
+            raise ConversionError(f"{self.folder} holds neither {_INDEX} nor {_SINGLE}")
+        weight_map = read_json(path).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise ConversionError(f"{path} has no weight_map")
+        for name, file in weight_map.items():
+            if not isinstance(file, str) or Path(file).name != file:
+                raise ConversionError(f"{path} places {name} in {file!r}, which is no file name")
+        return weight_map
+
+    def _open_shard(self, file: str) -> list[SourceTensor]:
+        path = self.folder / file
+        try:
+            fd = os.open(path, os.O_RDONLY)
+        except OSError as error:
+            raise ConversionError(f"cannot open {path}: {error.strerror}") from None
+        self._fds[file] = fd
+        status = os.fstat(fd)
+        header = _read_header(fd, path, status.st_size)
+        self._digest.update(f"{file} {status.st_size} {status.st_mtime_ns} ".encode() + header)
+        return _parse_header(header, path, status.st_size)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises `ConversionError` when it is absent or holds none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConversionError(f"{path} is missing") from None
+    except OSError as error:
+        raise ConversionError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConversionError(f"{path} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ConversionError(f"{path} holds no JSON object")
+    return value
+
+
+def _read_header(fd: int, path: Path, size: int) -> bytes:
+    start = os.pread(fd, 8 + len(_LFS), 0)
+    if start.startswith(_LFS):
+        raise ConversionError(f"{path} is a Git LFS pointer, not the file; run git lfs pull")
+    if len(start) < 8:
+        raise ConversionError(f"{path} is no safetensors file: it has {size} bytes")
+    (n,) = struct.unpack("<Q", start[:8])
+    if n > _MAX_HEADER:
+        raise ConversionError(f"{path} is no safetensors file: its header would have {n} bytes")
+    header = os.pread(fd, n, 8)
+    if len(header) < n:
+        raise ConversionError(f"{path} is cut short inside its header ({size} of {8 + n} bytes)")
+    return header
+
+
+def _parse_header(header: bytes, path: Path, size: int) -> list[SourceTensor]:
+    try:
+        entries = json.loads(header)
+        entries.pop("__metadata__", None)
+        tensors = [
+            SourceTensor(
+                name, e["dtype"], tuple(map(int, e["shape"])), path.name,
+                8 + len(header) + int(e["data_offsets"][0]),
+                int(e["data_offsets"][1]) - int(e["data_offsets"][0]),
+            )
+            for name, e in entries.items()
+        ]  # fmt: skip
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+        raise ConversionError(f"{path} has a safetensors header that cannot be read") from None
+    end = 8 + len(header)
+    for t in sorted(tensors, key=lambda t: (t.begin, t.n_bytes)):
+        if t.dtype not in ITEM_SIZE:
+            raise ConversionError(f"{path}: {t.name} has the unknown dtype {t.dtype}")
+        if min(t.shape, default=1) < 0 or t.n_bytes != math.prod(t.shape) * ITEM_SIZE[t.dtype]:
+            raise ConversionError(
+                f"{path}: {t.name} is {t.dtype} {list(t.shape)} but has {t.n_bytes} bytes"
+            )
+        if t.begin != end:
+            raise ConversionError(f"{path}: {t.name} does not begin where the tensor before ends")
+        end += t.n_bytes
+    if size != end:
+        what = "cut short" if size < end else "longer than its header says"
+        raise ConversionError(f"{path} is {what}: {size} bytes instead of {end}")
+    return tensors

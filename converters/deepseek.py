@@ -1,0 +1,274 @@
+"""DeepSeek-V3's names, hyperparameters and reshapes, its MTP block included.
+
+DeepSeek-V3, R1 and V3.1 share it: MLA attention, grouped sigmoid routing, YaRN, and after the trunk
+one block that predicts the token after next. Tensor names and shapes are those of llama.cpp's
+`deepseek2` graph; the MLA split and the meaning of each key were read in its loader. Where that
+loader would fall back in silence (no gating function, no selection bias, no head), this refuses.
+
+It knows nothing of types, quantisation or files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ..errors import ConversionError
+from .checkpoint import Checkpoint
+from .hparams import Hyperparameters
+from .plan import Adapted, Ledger, OutputTensor, Piece, Value, Weight
+
+ARCHITECTURES = ("DeepseekV3ForCausalLM",)
+
+_COMPARED_AT_ONCE = 1 << 24
+_EXPERT = "mlp.experts.{}.{}_proj.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """`mtp` False leaves the MTP block out; `draft_head` True gives the block its own head."""
+
+    mtp: bool = True
+    draft_head: bool = False
+
+
+def adapt(checkpoint: Checkpoint, choices: Choices) -> Adapted:
+    """Which GGUF tensors and metadata the checkpoint makes.
+
+    Raises `ConversionError` for a configuration this architecture does not have, and for a tensor
+    that is missing, misshapen or unknown. Reads no weights but the MTP block's copies of embedding
+    and head, to compare them.
+    """
+    h = Hyperparameters.read(checkpoint.config)
+    builder = _Builder(checkpoint, h, Ledger(checkpoint.tensors, h.fp8_block))
+    builder.root()
+    for i in range(h.n_layer):
+        builder.layer(i)
+    has_mtp = builder.mtp(choices)
+    written, merged = builder.ledger.settle()
+    return Adapted(
+        architecture="deepseek2",
+        kv=_metadata(h, has_mtp),
+        tensors=tuple(builder.outputs),
+        mtp_block=h.n_layer if has_mtp else None,
+        n_written=written,
+        n_merged=merged,
+        dropped=builder.ledger.dropped,
+        notes=tuple(builder.notes),
+    )
+
+
+@dataclass(slots=True)
+class _Builder:
+    checkpoint: Checkpoint
+    h: Hyperparameters
+    ledger: Ledger
+    outputs: list[OutputTensor] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def plain(self, name: str, source: str, shape: tuple[int, ...]) -> None:
+        weight = self.ledger.take(source, shape)
+        self.outputs.append(OutputTensor(name, shape, (_whole(weight),)))
+
+    def root(self) -> None:
+        h = self.h
+        self.plain("token_embd.weight", "model.embed_tokens.weight", (h.n_vocab, h.n_embd))
+        self.plain("output_norm.weight", "model.norm.weight", (h.n_embd,))
+        if not h.tied:
+            self.plain("output.weight", "lm_head.weight", (h.n_vocab, h.n_embd))
+            return
+        self.ledger.drop("lm_head.weight", "config.json ties it to the embedding")
+        self.notes.append("embedding and head are tied: the run time uses token_embd for both")
+
+    def layer(self, i: int) -> None:
+        for name, source, shape in self._attention():
+            self.plain(f"blk.{i}.{name}.weight", f"model.layers.{i}.{source}.weight", shape)
+        self._split_kv_b(i)
+        if i < self.h.n_dense:
+            self._feed_forward(i, "", "mlp", self.h.n_ff)
+        else:
+            self._experts(i)
+        self.ledger.drop(
+            f"model.layers.{i}.self_attn.rotary_emb.inv_freq", "the run time computes it"
+        )
+
+    def _attention(self) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+        h, d = self.h, self.h.n_embd
+        yield "attn_norm", "input_layernorm", (d,)
+        yield "attn_q_a", "self_attn.q_a_proj", (h.q_rank, d)
+        yield "attn_q_a_norm", "self_attn.q_a_layernorm", (h.q_rank,)
+        yield "attn_q_b", "self_attn.q_b_proj", (h.n_head * (h.d_nope + h.d_rope), h.q_rank)
+        yield "attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa", (h.kv_rank + h.d_rope, d)
+        yield "attn_kv_a_norm", "self_attn.kv_a_layernorm", (h.kv_rank,)
+        yield "attn_output", "self_attn.o_proj", (d, h.n_head * h.d_v)
+        yield "ffn_norm", "post_attention_layernorm", (d,)
+
+    def _split_kv_b(self, i: int) -> None:
+        """MLA run as multi-query attention: each head's key part transposed, and its value part."""
+        h = self.h
+        name = f"model.layers.{i}.self_attn.kv_b_proj.weight"
+        head = h.d_nope + h.d_v
+        weight = self.ledger.take(name, (h.n_head * head, h.kv_rank), "merged")
+        keys = tuple(Piece(weight, k * head, h.d_nope, True) for k in range(h.n_head))
+        values = tuple(Piece(weight, k * head + h.d_nope, h.d_v) for k in range(h.n_head))
+        self.outputs += (
+            OutputTensor(f"blk.{i}.attn_k_b.weight", (h.n_head, h.kv_rank, h.d_nope), keys),
+            OutputTensor(f"blk.{i}.attn_v_b.weight", (h.n_head, h.d_v, h.kv_rank), values),
+        )
+
+    def _feed_forward(self, i: int, suffix: str, source: str, n_ff: int) -> None:
+        d = self.h.n_embd
+        for name, shape in (("gate", (n_ff, d)), ("up", (n_ff, d)), ("down", (d, n_ff))):
+            self.plain(
+                f"blk.{i}.ffn_{name}{suffix}.weight",
+                f"model.layers.{i}.{source}.{name}_proj.weight",
+                shape,
+            )
+
+    def _experts(self, i: int) -> None:
+        h, d, layer = self.h, self.h.n_embd, f"model.layers.{i}."
+        self.plain(f"blk.{i}.ffn_gate_inp.weight", f"{layer}mlp.gate.weight", (h.n_expert, d))
+        bias = f"{layer}mlp.gate.e_score_correction_bias"
+        self.plain(f"blk.{i}.exp_probs_b.bias", bias, (h.n_expert,))
+        n_ff = h.n_ff_expert
+        for name, shape in (("gate", (n_ff, d)), ("up", (n_ff, d)), ("down", (d, n_ff))):
+            pieces = tuple(
+                _whole(self.ledger.take(layer + _EXPERT.format(e, name), shape, "merged"))
+                for e in range(h.n_expert)
+            )
+            self.outputs.append(
+                OutputTensor(f"blk.{i}.ffn_{name}_exps.weight", (h.n_expert, *shape), pieces)
+            )
+        self._feed_forward(i, "_shexp", "mlp.shared_experts", n_ff * h.n_shared)
+
+    def mtp(self, choices: Choices) -> bool:
+        """The block after the trunk. The tensors decide whether there is one."""
+        h, i = self.h, self.h.n_layer
+        extra = _blocks_after(self.checkpoint, h.n_layer)
+        if not choices.mtp:
+            self._leave_out(extra)
+            return False
+        if not extra:
+            if h.n_mtp:
+                raise ConversionError(
+                    f"config.json promises {h.n_mtp} MTP block, but the checkpoint has no "
+                    f"model.layers.{i}.*; --no-mtp converts the trunk alone"
+                )
+            self.notes.append("no MTP block: the file will not draft by itself")
+            return False
+        if extra != [i] or h.n_mtp > 1:
+            raise ConversionError(
+                f"{max(len(extra), h.n_mtp)} MTP blocks (layers {extra[0]} to {extra[-1]}), "
+                "but the run time runs one for this architecture"
+            )
+        if not h.n_mtp:
+            self.notes.append(f"config.json names no MTP block, but layer {i} is one: converted")
+        self.layer(i)
+        self._nextn(i, choices.draft_head)
+        return True
+
+    def _leave_out(self, extra: list[int]) -> None:
+        prefixes = tuple(f"model.layers.{i}." for i in extra)
+        for name in self.checkpoint.tensors:
+            if name.startswith(prefixes):
+                self.ledger.dropped[name] = "the MTP block is left out (--no-mtp)"
+
+    def _nextn(self, i: int, draft_head: bool) -> None:
+        d, layer = self.h.n_embd, f"model.layers.{i}."
+        for name, source, shape in (
+            ("eh_proj", "eh_proj", (d, 2 * d)),
+            ("enorm", "enorm", (d,)),
+            ("hnorm", "hnorm", (d,)),
+            ("shared_head_norm", "shared_head.norm", (d,)),
+        ):
+            self.plain(f"blk.{i}.nextn.{name}.weight", f"{layer}{source}.weight", shape)
+        head = "model.embed_tokens.weight" if self.h.tied else "lm_head.weight"
+        self._copy(i, "embed_tokens", f"{layer}embed_tokens.weight", "model.embed_tokens.weight")
+        own = f"{layer}shared_head.head.weight"
+        if draft_head:
+            source = own if self.ledger.has(own) else head
+            shape = (self.h.n_vocab, self.h.n_embd)
+            self.plain(f"blk.{i}.nextn.shared_head_head.weight", source, shape)
+        else:
+            self._copy(i, "shared_head_head", own, head)
+
+    def _copy(self, i: int, name: str, source: str, original: str) -> None:
+        """The release repeats embedding and head in the block; equal bytes are dropped."""
+        if not self.ledger.has(source):
+            return
+        if self._same_bytes(source, original):
+            self.ledger.drop(source, f"bit-equal to {original}, which the run time uses")
+            return
+        self.notes.append(f"{source} differs from {original}: kept")
+        self.plain(f"blk.{i}.nextn.{name}.weight", source, (self.h.n_vocab, self.h.n_embd))
+
+    def _same_bytes(self, a: str, b: str) -> bool:
+        left, right = self.checkpoint.tensors[a], self.checkpoint.tensors[b]
+        if (left.dtype, left.shape) != (right.dtype, right.shape):
+            return False
+        buffers = [memoryview(bytearray(_COMPARED_AT_ONCE)) for _ in range(2)]
+        for at in range(0, left.n_bytes, _COMPARED_AT_ONCE):
+            n = min(_COMPARED_AT_ONCE, left.n_bytes - at)
+            for tensor, buffer in zip((left, right), buffers, strict=True):
+                self.checkpoint.read_into(tensor, at, buffer[:n])
+            if buffers[0][:n] != buffers[1][:n]:
+                return False
+        return True
+
+
+def _whole(weight: Weight) -> Piece:
+    return Piece(weight, 0, weight.tensor.n_rows)
+
+
+def _blocks_after(checkpoint: Checkpoint, n_layer: int) -> list[int]:
+    numbers = {
+        int(match[1])
+        for name in checkpoint.tensors
+        if (match := re.match(r"model\.layers\.(\d+)\.", name))
+    }
+    return sorted(n for n in numbers if n >= n_layer)
+
+
+def _metadata(h: Hyperparameters, has_mtp: bool) -> dict[str, Value]:
+    kv: dict[str, Value] = {
+        "block_count": h.n_layer + has_mtp,
+        "context_length": h.n_ctx,
+        "embedding_length": h.n_embd,
+        "feed_forward_length": h.n_ff,
+        "vocab_size": h.n_vocab,
+        "leading_dense_block_count": h.n_dense,
+        "attention.head_count": h.n_head,
+        "attention.head_count_kv": 1,  # all heads share one compressed key and value
+        "attention.layer_norm_rms_epsilon": h.rms_eps,
+        "attention.q_lora_rank": h.q_rank,
+        "attention.kv_lora_rank": h.kv_rank,
+        "attention.key_length": h.kv_rank + h.d_rope,
+        "attention.value_length": h.kv_rank,
+        "attention.key_length_mla": h.d_nope + h.d_rope,
+        "attention.value_length_mla": h.d_v,
+        "rope.dimension_count": h.d_rope,
+        "rope.freq_base": h.rope_base,
+        "expert_feed_forward_length": h.n_ff_expert,
+        "expert_count": h.n_expert,
+        "expert_used_count": h.n_expert_used,
+        "expert_shared_count": h.n_shared,
+        "expert_weights_scale": h.routed_scale,
+        "expert_weights_norm": h.normalise,
+        "expert_gating_func": h.gating,
+        "expert_group_count": h.n_group,
+        "expert_group_used_count": h.n_group_used,
+    }
+    if h.yarn:
+        kv |= {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": h.yarn.factor,
+            "rope.scaling.original_context_length": h.yarn.n_ctx,
+            "rope.scaling.yarn_beta_fast": h.yarn.beta_fast,
+            "rope.scaling.yarn_beta_slow": h.yarn.beta_slow,
+            # For this architecture the loader divides by 0.1 again.
+            "rope.scaling.yarn_log_multiplier": 0.1 * h.yarn.mscale,
+        }
+    if has_mtp:
+        kv["nextn_predict_layers"] = 1
+    return {f"deepseek2.{key}": value for key, value in kv.items()}
