@@ -36,9 +36,6 @@ from gguf_mtp.types import (
 
 log = logging.getLogger(__name__)
 
-HOPELESS = 64
-"""Judged draft tokens without one accepted after which the drafter is taken for broken."""
-
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
@@ -70,7 +67,6 @@ class Engine:
         self._slots = [Slot(seq) for seq in range(limits.n_seq)]
         self._queue: deque[Request] = deque()
         self._n_submitted = 0
-        self._n_judged = self._n_accepted = 0
 
     @property
     def is_drafting(self) -> bool:
@@ -128,7 +124,7 @@ class Engine:
                 self.cancel(id_)
 
     def step(self) -> list[Chunk]:
-        """One round for every active sequence; the chunks it produced.
+        """One round for every active sequence; a chunk for each, empty while its prompt is read.
 
         Raises `DecodeError` from the target: then no sequence has moved.
         """
@@ -156,7 +152,11 @@ class Engine:
         self._count(
             list(zip(turns, outcomes, strict=True)), prompts, _Times(start, step.seconds, draft_s)
         )
-        return [self._emit(t, o) for t, o in zip(turns, outcomes, strict=True)]  # 6 emit
+        reading = [
+            Chunk(r.id, [], 0) for s, r in self._active() if s.seq in {p.seq for p in prompts}
+        ]
+        emitted = [self._emit(t, o) for t, o in zip(turns, outcomes, strict=True)]  # 6 emit
+        return emitted + reading
 
     # -- admission and prompts -----------------------------------------------------------------
 
@@ -258,13 +258,6 @@ class Engine:
                 request.stats.count_prompt(n_prompt[slot.seq], seconds)
         for turn, outcome in judged:
             turn.count(outcome, seconds)
-            self._n_judged += outcome.n_judged
-            self._n_accepted += outcome.n_accepted
-        if self._n_judged >= HOPELESS and self._n_accepted == 0 and self._drafter:
-            self._stop_drafting(
-                f"none of {self._n_judged} drafted tokens was accepted; the MTP block does not fit "
-                "this model or is damaged, so convert it again"
-            )
         if judged and self.is_drafting:
             self.depth.record(
                 Round(
@@ -280,6 +273,8 @@ class Engine:
                     other_s=seconds - times.target_s - times.draft_s,
                 )
             )
+            if self.depth.off_reason:
+                self._stop_drafting(self.depth.off_reason)
 
     def _emit(self, turn: Turn, outcome: Outcome) -> Chunk:
         n_from_draft = min(outcome.n_accepted, len(outcome.committed))

@@ -29,14 +29,8 @@ LLAMA_CPP_PYTHON = "0.3.36"
 
 log = logging.getLogger(__name__)
 
-_LEVELS = {
-    1: logging.DEBUG,
-    2: logging.WARNING,
-    3: logging.ERROR,
-    4: logging.DEBUG,
-    5: logging.DEBUG,
-}
-"""ggml log levels -> ours; what ggml calls INFO is detail to a user of this package."""
+_LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.INFO, 4: logging.ERROR}
+"""ggml's debug, info, warn and error -> ours. Its warnings are remarks on healthy files."""
 
 
 @L.llama_log_callback  # type: ignore[untyped-decorator]
@@ -46,24 +40,28 @@ def _forward_log(level: int, text: bytes, _user: Any) -> None:
         log.log(_LEVELS.get(level, logging.DEBUG), "%s", line)
 
 
-class _Errors(logging.Handler):
-    """Collects what llama.cpp logs as an error while a call runs; its last line is the reason."""
+class _Errors(logging.Filter):
+    """Within it, what llama.cpp logs as an error is kept instead of shown: the caller raises it."""
 
     def __init__(self) -> None:
-        super().__init__(logging.ERROR)
+        super().__init__()
         self.lines: list[str] = []
 
-    def emit(self, record: logging.LogRecord) -> None:
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno < logging.ERROR:
+            return True
         self.lines.append(record.getMessage())
+        return False
 
     def __enter__(self) -> _Errors:
-        log.addHandler(self)
+        log.addFilter(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        log.removeHandler(self)
+        log.removeFilter(self)
 
     def reason(self) -> str:
+        """The first error: later ones only say that loading failed."""
         return self.lines[0] if self.lines else "llama.cpp gave no reason"
 
 

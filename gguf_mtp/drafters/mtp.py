@@ -35,6 +35,7 @@ class _Pending:
         self.first = 0
         self.tokens: list[int] = []
         self.hidden: list[Floats] = []
+        self.newest: tuple[int, Floats] | None = None  # token and hidden row of `first - 1`
 
     @property
     def end(self) -> int:
@@ -47,11 +48,28 @@ class _Pending:
             self.hidden = [np.concatenate(self.hidden)]
         return self.hidden[0][:n]
 
-    def cut(self, start: int, stop: int) -> None:
-        """Keeps the buffered rows start..stop only."""
-        left = self.rows(stop)[start:]
-        self.first, self.tokens = self.first + start, self.tokens[start:stop]
+    def drop(self, n: int) -> None:
+        """The first `n` rows are in the cache now."""
+        rows = self.rows(n)
+        self.newest = (self.tokens[n - 1], rows[n - 1 :])
+        left = self.hidden[0][n:]
+        self.first, self.tokens = self.first + n, self.tokens[n:]
         self.hidden = [left] if len(left) else []
+
+    def keep(self, n: int) -> None:
+        """Rows from the n-th on never were."""
+        self.hidden = [self.rows(n)] if n else []
+        del self.tokens[n:]
+
+    def restart(self, first: int) -> None:
+        """Nothing is buffered, and the next row to observe is `first`."""
+        self.first, self.tokens, self.hidden, self.newest = first, [], [], None
+
+    def put_back(self) -> None:
+        """The newest row leaves the cache to be decoded again, if it is still known."""
+        if not self.tokens and self.newest:
+            self.first -= 1
+            self.tokens, self.hidden, self.newest = [self.newest[0]], [self.newest[1]], None
 
 
 class MtpDrafter:
@@ -83,7 +101,7 @@ class MtpDrafter:
         """One draft per ask, in order. Raises `DecodeError`; the caches then hold certain rows
         only."""
         runs = [_Run(ask) for ask in asks]
-        active = [r for r in runs if r.wants_more and self._pending[r.ask.seq].tokens]
+        active = [r for r in runs if r.wants_more and self._has_rows(r.ask.seq)]
         outputs = self._catch_up(active)
         try:
             while active:
@@ -103,17 +121,24 @@ class MtpDrafter:
         keep = max(n - 1, 0)
         if keep < pending.first:
             self._context.rewind(seq, keep + 1 if keep else 0)
-            pending.first, pending.tokens, pending.hidden = keep, [], []
+            pending.restart(keep)
         elif keep < pending.end:
-            pending.cut(0, keep - pending.first)
+            pending.keep(keep - pending.first)
 
     def copy(self, src: int, dst: int, n: int) -> None:
         """Makes `dst` start with the first `n` certain tokens of `src`, buffered rows included."""
         source, target = self._pending[src], self._pending[dst]
         self._context.copy(src, dst, min(source.first + 1, n))
         target.first, target.tokens = source.first, list(source.tokens)
-        target.hidden = list(source.hidden)
+        target.hidden, target.newest = list(source.hidden), source.newest
         self.rewind(dst, n)
+
+    def _has_rows(self, seq: int) -> bool:
+        """Whether there is a row to draft from; one already decoded is taken out of the cache."""
+        pending = self._pending[seq]
+        pending.put_back()
+        self._context.rewind(seq, pending.first + 1)
+        return bool(pending.tokens)
 
     def _catch_up(self, active: Sequence[_Run]) -> Sequence[Output]:
         """Decodes every buffered row of these sequences; the last of each gives an output."""
@@ -130,7 +155,7 @@ class MtpDrafter:
         outputs = self._context.decode(rows).outputs
         for run in active:  # these rows are in the cache now
             pending = self._pending[run.ask.seq]
-            pending.cut(len(pending.tokens), len(pending.tokens))
+            pending.drop(len(pending.tokens))
         return outputs
 
     def _chain(self, active: Sequence[_Run], hidden: Sequence[Floats]) -> Sequence[Output]:
@@ -143,8 +168,7 @@ class MtpDrafter:
 
     def _flush(self, seq: int, n: int, next_token: int) -> None:
         self._context.decode([self._rows(seq, n, next_token, 0)])
-        pending = self._pending[seq]
-        pending.cut(n, len(pending.tokens))
+        self._pending[seq].drop(n)
 
     def _rows(self, seq: int, n: int, next_token: int, n_outputs: int) -> Rows:
         """The first `n` buffered rows as MTP rows; `next_token` follows the n-th."""

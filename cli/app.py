@@ -1,0 +1,76 @@
+"""The command `gguf-mtp`: registers the subcommands and shows every error once, as one sentence.
+
+Importing this must stay cheap: whatever loads numpy, llama.cpp or Rich is imported in a command.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from .chat import chat
+from .convert import convert
+from .inspect import inspect
+from .run import run
+
+app = typer.Typer(
+    name="gguf-mtp",
+    help="Run DeepSeek-class GGUF models faster with their own Multi-Token-Prediction block.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (chat, run, convert, inspect):
+    app.command()(command)
+
+
+@app.callback()
+def options(
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Log everything, and show tracebacks.")
+    ] = False,
+) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Sentence())
+    logging.basicConfig(
+        level=logging.DEBUG if debug else logging.WARNING, handlers=[handler], force=True
+    )
+
+
+class _Sentence(logging.Formatter):
+    """`warning: ...`, as errors are shown."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return f"{record.levelname.lower()}: {record.getMessage()}"
+
+
+def main() -> None:
+    """Runs the command line; exits 0, 1 after an error, 2 after wrong usage, 130 after Ctrl+C."""
+    from ..errors import GgufMtpError
+
+    try:
+        app()
+    except BrokenPipeError:  # the reader of our output has left: nothing to say to it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except (GgufMtpError, OSError, MemoryError) as error:
+        if logging.getLogger().isEnabledFor(logging.DEBUG):
+            raise
+        print(f"error: {_sentence(error)}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _sentence(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror}"
+    if isinstance(error, MemoryError):
+        return "out of memory"
+    return str(error)

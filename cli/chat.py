@@ -1,0 +1,148 @@
+"""`gguf-mtp chat`: a conversation in the terminal.
+
+`converse` is the conversation; `Terminal` and `Pipe` are how it looks: a person's terminal with an
+editable prompt, or lines in and answers out with nothing else on standard output.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+from .options import ModelArgs, SamplingArgs, spread
+
+if TYPE_CHECKING:
+    from ..session import Session
+    from ..types import SamplingParams
+
+HELP = "/clear  forget the conversation    /stats  speed and acceptance    /exit  leave"
+
+
+class Screen(Protocol):
+    """Where a conversation happens. `ask` returns None at the end of input."""
+
+    def ask(self) -> str | None: ...
+    def write(self, text: str) -> None: ...
+    def note(self, text: str) -> None: ...
+
+
+@spread
+def chat(model_args: ModelArgs, sampling_args: SamplingArgs) -> None:
+    """Chat with a model. Ctrl+C stops an answer, Ctrl+D or /exit ends the chat."""
+    from .start import describe, open_session
+
+    with open_session(model_args) as session:
+        screen: Screen
+        if sys.stdin.isatty() and sys.stdout.isatty():
+            from .terminal import Terminal
+
+            screen = Terminal()
+        else:
+            screen = Pipe()
+        screen.note(describe(session))
+        screen.note(HELP)
+        params = sampling_args.over(session.sampling_defaults())
+        converse(session, screen, params, sampling_args.n_max)
+
+
+class Pipe:
+    """Lines in, answers out; everything else goes nowhere, so that scripts see the answers only."""
+
+    def ask(self) -> str | None:
+        line = sys.stdin.readline()
+        return line.rstrip("\n") if line else None
+
+    def write(self, text: str) -> None:
+        print(text, end="", flush=True)
+
+    def note(self, text: str) -> None:
+        """Nobody is watching."""
+
+
+def converse(session: Session, screen: Screen, params: SamplingParams, max_tokens: int) -> None:
+    """Goes on until the end of input or /exit."""
+    history: list[dict[str, str]] = []
+    while (line := screen.ask()) is not None:
+        match line.strip():
+            case "":
+                continue
+            case "/exit" | "/quit" | "/bye":
+                return
+            case "/clear":
+                history.clear()
+                screen.note("the conversation is forgotten")
+            case "/stats":
+                show_stats(session, screen)
+            case "/help" | "/?":
+                screen.note(HELP)
+            case command if command.startswith("/") and " " not in command:
+                screen.note(f"{command} is not a command. {HELP}")
+            case _:
+                answer(session, screen, history, line, params, max_tokens)
+
+
+def answer(
+    session: Session,
+    screen: Screen,
+    history: list[dict[str, str]],
+    line: str,
+    params: SamplingParams,
+    max_tokens: int,
+) -> None:
+    """One exchange, added to `history`. A refused or failed request leaves `history` as it was."""
+    from ..errors import DecodeError, RequestError
+
+    history.append({"role": "user", "content": line})
+    text = ""
+    try:
+        pieces = session.chat(history, params, max_tokens)
+        with interrupts() as interrupted:
+            for piece in pieces:
+                text += piece.text
+                screen.write(piece.text)
+                if interrupted():
+                    pieces.close()  # type: ignore[attr-defined]
+                    break
+    except (DecodeError, RequestError) as error:
+        del history[-1]
+        screen.write("\n" if text else "")
+        print(f"error: {error}", file=sys.stderr)
+        return
+    screen.write("\n")
+    if interrupted():
+        screen.note("stopped")
+    history.append({"role": "assistant", "content": text})
+
+
+def show_stats(session: Session, screen: Screen) -> None:
+    from . import report
+
+    totals = session.engine.totals
+    for line in report.lines(totals) if totals.rounds else ["nothing has been answered yet"]:
+        screen.note(line)
+    if session.engine.stopped_drafting:
+        screen.note(f"drafting is off: {session.engine.stopped_drafting}")
+
+
+@contextmanager
+def interrupts() -> Iterator[Callable[[], bool]]:
+    """Within it Ctrl+C only raises a flag, so that it never tears the engine in mid-round.
+
+    A second Ctrl+C ends the program.
+    """
+    hit = False
+
+    def note(_signal: int, _frame: object) -> None:
+        nonlocal hit
+        if hit:
+            raise KeyboardInterrupt
+        hit = True
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: hit
+    finally:
+        signal.signal(signal.SIGINT, before)

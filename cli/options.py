@@ -1,0 +1,190 @@
+"""The options that several commands share, written down once.
+
+A command takes one dataclass per group; `spread` shows Typer the single options instead. Names that
+llama.cpp uses are accepted as aliases.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+if TYPE_CHECKING:
+    from ..load import LoadOptions
+    from ..types import SamplingParams
+
+
+class DraftMode(str, Enum):
+    """Values of --draft."""
+
+    auto = "auto"
+    mtp = "mtp"
+    off = "off"
+
+
+@dataclass(frozen=True)
+class ModelArgs:
+    """Which model, and how to run it."""
+
+    model: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A GGUF file; the embedded demo model without one.", show_default=False
+        ),
+    ] = None
+    ctx: Annotated[
+        int,
+        typer.Option(
+            "-c", "--ctx", "--ctx-size", help="Context in tokens; 0: the model's, at most 8192."
+        ),
+    ] = 0
+    threads: Annotated[
+        int, typer.Option("-t", "--threads", help="Threads; 0: one per physical core.")
+    ] = 0
+    draft: Annotated[
+        DraftMode,
+        typer.Option("--draft", help="auto: draft if the file can; mtp: demand it; off: never."),
+    ] = DraftMode.auto
+    draft_max: Annotated[
+        int,
+        typer.Option(
+            "--draft-max", "--spec-draft-n-max", help="Most tokens to draft at once; 0: off."
+        ),
+    ] = 3
+    draft_min: Annotated[
+        int,
+        typer.Option(
+            "--draft-min", "--spec-draft-n-min", help="Fewest tokens to draft when drafting."
+        ),
+    ] = 0
+    n_gpu_layers: Annotated[
+        int,
+        typer.Option(
+            "-ngl",
+            "--n-gpu-layers",
+            "--gpu-layers",
+            help="Layers on the GPU, MTP block and output counted; -1: all.",
+        ),
+    ] = -1
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict",
+            help="Same text at any draft depth: F32 KV cache, no flash attention, 1 thread.",
+        ),
+    ] = False
+
+    def load_options(self) -> LoadOptions:
+        """Raises `RequestError` for values out of range."""
+        from ..load import LoadOptions
+
+        return LoadOptions(
+            n_ctx=self.ctx,
+            n_threads=self.threads,
+            n_gpu_layers=self.n_gpu_layers,
+            draft=self.draft.value,
+            draft_min=self.draft_min,
+            draft_max=self.draft_max,
+            strict=self.strict,
+        )
+
+
+@dataclass(frozen=True)
+class SamplingArgs:
+    """How to draw tokens. What is not given comes from the model file, then from llama.cpp."""
+
+    max_tokens: Annotated[
+        int,
+        typer.Option(
+            "-n",
+            "--max-tokens",
+            "--predict",
+            "--n-predict",
+            help="Most tokens of an answer; -1: as many as fit.",
+        ),
+    ] = -1
+    temp: Annotated[
+        float | None,
+        typer.Option("--temp", "--temperature", help="Temperature; 0: greedy.", show_default=False),
+    ] = None
+    top_k: Annotated[
+        int | None,
+        typer.Option("--top-k", help="Keep the K likeliest; 0: off.", show_default=False),
+    ] = None
+    top_p: Annotated[
+        float | None,
+        typer.Option("--top-p", help="Keep the likeliest up to P; 1: off.", show_default=False),
+    ] = None
+    min_p: Annotated[
+        float | None,
+        typer.Option(
+            "--min-p", help="Keep those above P x the likeliest; 0: off.", show_default=False
+        ),
+    ] = None
+    seed: Annotated[
+        int, typer.Option("-s", "--seed", help="Seed of the random numbers; -1: a new one.")
+    ] = -1
+
+    @property
+    def n_max(self) -> int:
+        """The bound as a number; -1 stands for as many as fit."""
+        return 1 << 30 if self.max_tokens == -1 else self.max_tokens
+
+    def over(self, defaults: SamplingParams) -> SamplingParams:
+        """`defaults` with what was given on the command line. Raises `RequestError`."""
+        import dataclasses
+
+        given = {
+            "temperature": self.temp,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+            "min_p": self.min_p,
+            "seed": None if self.seed == -1 else self.seed,
+        }
+        chosen = {name: value for name, value in given.items() if value is not None}
+        return dataclasses.replace(defaults, **chosen)  # type: ignore[arg-type]
+
+
+def spread(command: Callable[..., None]) -> Callable[..., None]:
+    """Lets a command declare parameters of the dataclasses above; Typer sees their fields.
+
+    Fields of the groups come first, in their order, then the command's own options.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    groups = {n: t for n, t in hints.items() if t in (ModelArgs, SamplingArgs)}
+    parameters: list[inspect.Parameter] = []
+    for group in groups.values():
+        types = get_type_hints(group, include_extras=True)
+        for f in fields(group):
+            assert f.default is not MISSING
+            parameters.append(
+                inspect.Parameter(
+                    f.name,
+                    inspect.Parameter.KEYWORD_ONLY,
+                    default=f.default,
+                    annotation=types[f.name],
+                )
+            )
+    for name, p in inspect.signature(command).parameters.items():
+        if name not in groups:
+            parameters.append(
+                p.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name])
+            )
+
+    def flat(**values: Any) -> None:
+        made = {
+            name: group(**{f.name: values.pop(f.name) for f in fields(group)})
+            for name, group in groups.items()
+        }
+        command(**made, **values)
+
+    flat.__name__, flat.__doc__ = command.__name__, command.__doc__
+    flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    flat.__annotations__ = {p.name: p.annotation for p in parameters}
+    return flat

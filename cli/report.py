@@ -1,0 +1,67 @@
+"""What is said about an answer's speed and drafts: plain strings and plain values, no terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..types import Stats
+
+
+def timings(stats: Stats) -> dict[str, Any]:
+    """The `timings` object of `run --json`; times in seconds."""
+    return {
+        "prefill_tokens": stats.prefill_tokens,
+        "cached_tokens": stats.cached_tokens,
+        "prefill_s": round(stats.prefill_s, 6),
+        "decode_tokens": stats.decode_tokens,
+        "decode_s": round(stats.decode_s, 6),
+        "tokens_per_s": round(_ratio(stats.decode_tokens, stats.decode_s), 2),
+    }
+
+
+def drafting(stats: Stats) -> dict[str, Any]:
+    """The `draft` object of `run --json`. Position k counts drafts whose k-th token was judged."""
+    return {
+        "rounds": stats.rounds,
+        "drafted": stats.drafted,
+        "accepted": stats.accepted,
+        "acceptance_rate": round(_ratio(stats.accepted, stats.drafted), 4),
+        "judged_per_position": stats.judged_per_position,
+        "accepted_per_position": stats.accepted_per_position,
+        "tokens_per_round": round(_ratio(stats.decode_tokens, stats.rounds), 3),
+    }
+
+
+def lines(stats: Stats) -> list[str]:
+    """The same for people: speed, then acceptance when something was drafted."""
+    out = [
+        f"prompt  {stats.prefill_tokens} tokens read at "
+        f"{_ratio(stats.prefill_tokens, stats.prefill_s):.1f} tokens/s, "
+        f"{stats.cached_tokens} already in the cache",
+        f"answer  {stats.decode_tokens} tokens in {stats.decode_s:.2f} s, "
+        f"{_ratio(stats.decode_tokens, stats.decode_s):.1f} tokens/s",
+    ]
+    if stats.drafted:
+        out += [
+            f"drafts  accepted {stats.accepted} / drafted {stats.drafted} = "
+            f"{100 * _ratio(stats.accepted, stats.drafted):.0f} %, "
+            f"{_ratio(stats.decode_tokens, stats.rounds):.2f} tokens per round",
+            f"        by position {by_position(stats)}",
+        ]
+    return out
+
+
+def by_position(stats: Stats) -> str:
+    """Acceptance of each draft position among those judged: "80 % 77 %"."""
+    return " ".join(
+        f"{100 * accepted / judged:.0f} %"
+        for accepted, judged in zip(
+            [*stats.accepted_per_position, *[0] * len(stats.judged_per_position)],
+            stats.judged_per_position,
+            strict=False,
+        )
+    )
+
+
+def _ratio(a: float, b: float) -> float:
+    return a / b if b else 0.0

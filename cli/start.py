@@ -1,0 +1,42 @@
+"""From command-line options to a session, with what the user sees meanwhile."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from ..load import load
+from ..session import Session
+from .options import ModelArgs
+
+
+def open_session(args: ModelArgs) -> Session:
+    """Loads the model, or the demo model without one. Raises `GgufMtpError`."""
+    options = args.load_options()  # before anything is converted or loaded
+    return load(args.model or demo_path("f32" if args.strict else "q8_0"), options)
+
+
+def demo_path(kind: str = "q8_0") -> Path:
+    """The demo model's file, made on first use with a progress bar where somebody watches."""
+    from ..demo import demo_model
+
+    if not sys.stderr.isatty():
+        return demo_model(kind=kind)
+    from .progress import demo_progress
+
+    with demo_progress() as progress:
+        return demo_model(kind=kind, progress=progress)
+
+
+def describe(session: Session) -> str:
+    """The start-up line: what was loaded, and what drafts."""
+    facts, engine = session.facts, session.engine
+    drafting = (
+        f"drafting with its MTP block, up to {engine.depth.n_max} tokens a round"
+        if engine.is_drafting
+        else "not drafting"
+    )
+    return (
+        f"{facts.name or Path(facts.path).name}: {facts.architecture}, {facts.n_layer} layers, "
+        f"context {engine.limits.n_ctx}, {drafting}"
+    )

@@ -1,0 +1,34 @@
+"""A person's terminal: an editable prompt with history, dim notes, answers as they come."""
+
+from __future__ import annotations
+
+import sys
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.formatted_text import HTML
+from prompt_toolkit.history import InMemoryHistory
+from rich.console import Console
+
+
+class Terminal:
+    """A `chat.Screen` for people. Pasted lines arrive whole (bracketed paste)."""
+
+    def __init__(self) -> None:
+        self._prompt: PromptSession[str] = PromptSession(history=InMemoryHistory())
+        self._console = Console(highlight=False)
+
+    def ask(self) -> str | None:
+        while True:
+            try:
+                return self._prompt.prompt(HTML("<b>> </b>"))
+            except EOFError:
+                return None
+            except KeyboardInterrupt:
+                continue  # Ctrl+C clears the line; Ctrl+D leaves
+
+    def write(self, text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    def note(self, text: str) -> None:
+        self._console.print(text, style="dim", markup=False)

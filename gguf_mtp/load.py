@@ -1,0 +1,138 @@
+"""A path and options in, a `Session` out: the only place where the parts are put together.
+
+Knows how large contexts and batches must be for a given number of sequences and draft depth;
+decides nothing during generation.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from gguf_mtp import metadata
+from gguf_mtp.depth import FixedDepth
+from gguf_mtp.drafters.mtp import FLUSH, MtpDrafter
+from gguf_mtp.engine import Engine, EngineLimits
+from gguf_mtp.errors import RequestError, UnsupportedModel
+from gguf_mtp.llama import ContextOptions, Model, ModelOptions
+from gguf_mtp.session import Session
+from gguf_mtp.types import Depth, ModelFacts
+
+log = logging.getLogger(__name__)
+
+DraftMode = Literal["auto", "mtp", "off"]
+
+N_CTX = 8192
+"""Context when the user names none, or the model's own where that is smaller."""
+N_BATCH = 512
+"""Rows of a decode: a prompt is read in chunks of this many."""
+DRAFT_MAX = 3
+"""Draft tokens per round when the user names no bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How to run a model. `n_ctx` 0: the model's, at most 8,192; it counts one sequence's tokens.
+
+    `draft`: "auto" drafts when the file can, "mtp" demands it, "off" never does: then neither the
+    MTP block is loaded nor a context made for it. `draft_min` and `draft_max` bound a draft's
+    length. `n_threads` 0: one per physical core. `strict` makes texts independent of the draft
+    depth to the last bit: F32 KV cache, no flash attention, one thread (for files of F32 weights).
+    Raises `RequestError` for values out of range.
+    """
+
+    n_ctx: int = 0
+    n_seq: int = 1
+    n_threads: int = 0
+    n_gpu_layers: int = -1
+    draft: DraftMode = "auto"
+    draft_min: int = 0
+    draft_max: int = DRAFT_MAX
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        _at_least(self.n_ctx, 0, "the context size")
+        _at_least(self.n_seq, 1, "the number of sequences")
+        _at_least(self.n_threads, 0, "the number of threads")
+        _at_least(self.draft_min, 0, "draft-min")
+        _at_least(self.draft_max, 0, "draft-max")
+        if self.draft_min > self.draft_max:
+            raise RequestError(f"draft-min {self.draft_min} is above draft-max {self.draft_max}")
+        if self.draft_max > N_BATCH // 2:
+            raise RequestError(f"draft-max is {self.draft_max}, but must be at most {N_BATCH // 2}")
+
+
+def load(path: str | Path, options: LoadOptions | None = None) -> Session:
+    """Loads a GGUF and makes it ready to answer; a context manager.
+
+    Raises `LoadFailed` (missing, damaged, no memory), `UnsupportedModel` (cannot run; cannot draft
+    though `draft="mtp"`), `RequestError` (options that contradict each other).
+    """
+    options = options or LoadOptions()
+    facts = metadata.read(path)
+    drafts = _will_draft(facts, options)
+    with ExitStack() as stack:
+        model = stack.enter_context(
+            Model(facts.path, ModelOptions(n_gpu_layers=options.n_gpu_layers, load_mtp=drafts))
+        )
+        engine = _engine(model, options, drafts)
+        return Session(engine, model.vocab, facts, stack.pop_all())
+
+
+def _will_draft(facts: ModelFacts, options: LoadOptions) -> bool:
+    if options.draft == "off" or options.draft_max == 0:
+        return False
+    if not facts.can_draft:
+        if options.draft == "mtp":
+            raise UnsupportedModel(f"{facts.path} cannot draft: {facts.reason}")
+        log.warning("running without drafting: %s", facts.reason)
+    return facts.can_draft
+
+
+def _engine(model: Model, options: LoadOptions, drafts: bool) -> Engine:
+    n_ctx, n_seq = options.n_ctx or min(model.context_length, N_CTX), options.n_seq
+    n_rows = n_seq * (options.draft_max + 1 if drafts else 1)  # of a round
+    plain = ContextOptions(
+        n_ctx=n_ctx * n_seq,
+        n_seq=n_seq,
+        n_batch=max(N_BATCH, n_rows),
+        n_outputs=n_rows,
+        n_threads=1 if options.strict else options.n_threads or physical_cores(),
+        strict=options.strict,
+    )
+    target = model.context(replace(plain, hidden=drafts))
+    drafter = None
+    if drafts:
+        n_batch = max(2 * FLUSH, n_rows)
+        mtp = replace(plain, is_mtp=True, n_batch=n_batch, n_outputs=n_seq)
+        drafter = MtpDrafter(model.context(mtp), n_seq, n_batch)
+    limits = EngineLimits(n_ctx, n_seq, plain.n_batch, model.vocab.end_tokens)
+    return Engine(target, drafter, _depth(options, drafts), limits)
+
+
+def _depth(options: LoadOptions, drafts: bool) -> Depth:
+    return FixedDepth(options.draft_max if drafts else 0)
+
+
+def physical_cores() -> int:
+    """Cores this process may run on, hardware threads of one core counted once."""
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    if usable is None:
+        return max((os.cpu_count() or 2) // 2, 1)
+    siblings = set()
+    for cpu in usable:
+        try:
+            path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+            siblings.add(path.read_text())
+        except OSError:
+            siblings.add(str(cpu))
+    return len(siblings)
+
+
+def _at_least(value: int, least: int, what: str) -> None:
+    if value < least:
+        raise RequestError(f"{what} is {value}, but must be {least} or more")

@@ -1,0 +1,177 @@
+"""The contract every drafter keeps, under random interleavings, and the MTP drafter's own counts.
+
+`FakeMtp` asserts that each row pairs a token with the hidden row before it, in order and once, and
+it keeps no hidden row that it has decoded.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from gguf_mtp.drafters.mtp import FLUSH, MtpDrafter
+from gguf_mtp.errors import DecodeError
+from gguf_mtp.sampling import Chain
+from gguf_mtp.types import Ask, Drafter, Limit, Rows, SamplingParams
+from tests.fakes import N_VOCAB, FakeMtp, hidden_row, logits_after
+
+N_SEQ = 3
+GREEDY = Chain(SamplingParams(temperature=0))
+
+
+def mtp_drafter() -> Drafter:
+    return MtpDrafter(FakeMtp(N_SEQ), N_SEQ, 512)
+
+
+DRAFTERS: dict[str, Callable[[], Drafter]] = {"mtp": mtp_drafter}
+
+
+class Driver:
+    """Feeds a drafter as the engine does. `tokens[seq]` are certain, all but the last one
+    decoded."""
+
+    def __init__(self, drafter: Drafter, seed: int) -> None:
+        self.drafter = drafter
+        self.random = random.Random(seed)
+        self.tokens = [[self.random.randrange(N_VOCAB)] for _ in range(N_SEQ)]
+        self.observed = [0] * N_SEQ
+
+    def extend(self) -> None:
+        rows = []
+        for seq in self.random.sample(range(N_SEQ), self.random.randint(1, N_SEQ)):
+            n = self.random.choice([1, 1, 2, 3, 40, FLUSH + 7])
+            self.tokens[seq] += [self.random.randrange(N_VOCAB) for _ in range(n)]
+            first, stop = self.observed[seq], len(self.tokens[seq]) - 1
+            hidden = np.array([hidden_row(self.tokens[seq], p) for p in range(first, stop)])
+            rows.append(Rows(seq, first, self.tokens[seq][first:stop], 0, hidden.copy()))
+            self.observed[seq] = stop
+        self.drafter.observe(rows)
+        for r in rows:  # what the target computed is gone after its next decode
+            assert r.hidden is not None
+            r.hidden[:] = np.nan
+
+    def propose(self) -> None:
+        seqs = self.random.sample(range(N_SEQ), self.random.randint(1, N_SEQ))
+        asks = [
+            Ask(s, list(self.tokens[s]), Limit(self.random.choice([0, 1, 2, 5])), GREEDY)
+            for s in seqs
+        ]
+        drafts = self.drafter.propose(asks)
+        assert len(drafts) == len(asks)
+        for ask, draft in zip(asks, drafts, strict=True):
+            assert len(draft.tokens) <= ask.limit.n
+            assert len(draft.tokens) == len(draft.laws) == len(draft.confidence)
+            assert draft == self.drafter.propose([ask])[0], "propose had a lasting effect"
+
+    def rewind(self) -> None:
+        seq = self.random.randrange(N_SEQ)
+        n = self.random.randint(0, len(self.tokens[seq]))
+        self.drafter.rewind(seq, n)
+        self.observed[seq] = min(self.observed[seq], max(n - 1, 0))
+        del self.tokens[seq][max(n, 1) :]
+        if n == 0:
+            self.tokens[seq] = [self.random.randrange(N_VOCAB)]
+
+    def copy(self) -> None:
+        src, dst = self.random.sample(range(N_SEQ), 2)
+        n = self.random.randint(1, self.observed[src] + 1)
+        self.drafter.copy(src, dst, n)
+        self.tokens[dst], self.observed[dst] = self.tokens[src][:n], n - 1
+
+
+@pytest.mark.parametrize("make", DRAFTERS.values(), ids=DRAFTERS)
+@pytest.mark.parametrize("seed", range(6))
+def test_contract(make: Callable[[], Drafter], seed: int) -> None:
+    driver = Driver(make(), seed)
+    for _ in range(120):
+        driver.random.choice([driver.extend, driver.propose, driver.rewind, driver.copy])()
+
+
+def fed(n_tokens: int, mtp: FakeMtp, n_batch: int = 512) -> tuple[MtpDrafter, list[int]]:
+    """A drafter that has observed all but the last of `n_tokens`, one row at a time."""
+    drafter = MtpDrafter(mtp, N_SEQ, n_batch)
+    tokens = [(5 * i) % N_VOCAB for i in range(n_tokens)]
+    for pos in range(n_tokens - 1):
+        hidden = hidden_row(tokens, pos)[None]
+        drafter.observe([Rows(0, pos, tokens[pos : pos + 1], 0, hidden)])
+    return drafter, tokens
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_a_draft_of_n_costs_n_decodes_catch_up_included(n: int) -> None:
+    mtp = FakeMtp()
+    drafter, tokens = fed(9, mtp)
+    [draft] = drafter.propose([Ask(0, tokens, Limit(n), GREEDY)])
+    assert len(draft.tokens) == n
+    assert len(mtp.batches) == n
+    assert [len(batch[0].tokens) for batch in mtp.batches] == [8] + [1] * (n - 1)
+    assert mtp.cache[0] == tokens
+
+
+def test_without_drafts_one_decode_per_256_rows() -> None:
+    mtp = FakeMtp()
+    fed(3 * FLUSH + 2, mtp)
+    assert [len(batch[0].tokens) for batch in mtp.batches] == [FLUSH] * 3
+
+
+def test_pausing_does_not_change_what_is_drafted() -> None:
+    resumed, tokens = fed(700, FakeMtp())
+    steady = MtpDrafter(FakeMtp(), N_SEQ, 512)
+    for pos in range(699):
+        hidden = hidden_row(tokens, pos)[None]
+        steady.observe([Rows(0, pos, tokens[pos : pos + 1], 0, hidden)])
+        steady.propose([Ask(0, tokens[: pos + 2], Limit(2), GREEDY)])
+    ask = Ask(0, tokens, Limit(5), GREEDY)
+    assert resumed.propose([ask]) == steady.propose([ask])
+
+
+def test_buffers_larger_than_a_batch_are_decoded_in_several() -> None:
+    mtp = FakeMtp(N_SEQ, n_batch=FLUSH + 8)
+    drafter = MtpDrafter(mtp, N_SEQ, FLUSH + 8)
+    tokens = [[(s + 5 * i) % N_VOCAB for i in range(200)] for s in range(N_SEQ)]
+    for s in range(N_SEQ):
+        hidden = np.array([hidden_row(tokens[s], p) for p in range(199)])
+        drafter.observe([Rows(s, 0, tokens[s][:199], 0, hidden)])
+    drafts = drafter.propose([Ask(s, tokens[s], Limit(1), GREEDY) for s in range(N_SEQ)])
+    for s, draft in enumerate(drafts):
+        skilled = sum(tokens[s]) % 3 > 0
+        law = logits_after(tokens[s])
+        assert draft.tokens == [int((law if skilled else np.roll(law, 1)).argmax())]
+
+
+def test_a_draft_stops_where_confidence_falls_below_its_bound() -> None:
+    drafter, tokens = fed(9, FakeMtp())
+    [free] = drafter.propose([Ask(0, tokens, Limit(5), GREEDY)])
+    for k in range(5):
+        just_above = np.nextafter(free.confidence[k], 2)
+        bounds = [0.0] * k + [just_above]
+        [bounded] = drafter.propose([Ask(0, tokens, Limit(5, bounds), GREEDY)])
+        assert bounded.tokens == free.tokens[:k]
+
+
+def test_sampled_drafts_carry_the_law_they_were_drawn_from() -> None:
+    drafter, tokens = fed(9, FakeMtp(skill=lambda _: True))
+    chain = Chain(SamplingParams(temperature=0.9, top_k=4, seed=1))
+    [draft] = drafter.propose([Ask(0, tokens, Limit(3), chain)])
+    prefix = list(tokens)
+    for token, law in zip(draft.tokens, draft.laws, strict=True):
+        expected = chain.law(logits_after(prefix))
+        assert law is not None
+        assert (law.ids == expected.ids).all()
+        assert law.probs == pytest.approx(expected.probs)
+        assert token in law.ids
+        prefix.append(token)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_a_failed_decode_leaves_certain_rows_only(n: int) -> None:
+    mtp = FakeMtp(fail_at=frozenset({n}))
+    drafter, tokens = fed(9, mtp)
+    with pytest.raises(DecodeError):
+        drafter.propose([Ask(0, tokens, Limit(4), GREEDY)])
+    assert mtp.cache[0] == ([] if n == 1 else tokens)
+    [draft] = drafter.propose([Ask(0, tokens, Limit(4), GREEDY)])
+    assert len(draft.tokens) == 4

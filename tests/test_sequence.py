@@ -1,0 +1,50 @@
+"""Where an answer ends, and what a slot has in common with a prompt."""
+
+from __future__ import annotations
+
+import pytest
+
+from gguf_mtp.sequence import Outcome, Slot, cut
+from gguf_mtp.types import Verdict
+
+END = frozenset({0})
+
+
+@pytest.mark.parametrize(
+    ("draft", "verdict", "n_left", "expected"),
+    [
+        # nothing drafted; all kept; one refused
+        ([], Verdict(0, 7), 9, Outcome([7], 0, 0, None)),
+        ([5, 6], Verdict(2, 7), 9, Outcome([5, 6, 7], 2, 2, None)),
+        ([5, 6, 4], Verdict(1, 7), 9, Outcome([5, 7], 2, 1, None)),
+        # the end comes from the target, drafted right, drafted in the middle
+        ([5, 6], Verdict(1, 0), 9, Outcome([5], 2, 1, "stop")),
+        ([5, 6], Verdict(2, 0), 9, Outcome([5, 6], 2, 2, "stop")),
+        ([5, 0], Verdict(2, 7), 9, Outcome([5], 2, 2, "stop")),
+        ([0, 6, 5], Verdict(3, 7), 9, Outcome([], 1, 1, "stop")),
+        ([], Verdict(0, 0), 9, Outcome([], 0, 0, "stop")),
+        # room runs out: exactly, and the end wins over it
+        ([5, 6], Verdict(2, 7), 3, Outcome([5, 6, 7], 2, 2, "length")),
+        ([], Verdict(0, 7), 1, Outcome([7], 0, 0, "length")),
+        ([5, 6], Verdict(2, 0), 3, Outcome([5, 6], 2, 2, "stop")),
+        ([5], Verdict(1, 0), 2, Outcome([5], 1, 1, "stop")),
+    ],
+)
+def test_cut(draft: list[int], verdict: Verdict, n_left: int, expected: Outcome) -> None:
+    assert cut(verdict, draft, n_left, END) == expected
+
+
+@pytest.mark.parametrize(
+    ("held", "prompt", "n"),
+    [
+        ([], [1], 0),
+        ([1, 2], [1, 2, 3], 2),
+        ([1, 2, 3], [1, 2], 2),
+        ([1, 9], [1, 2], 1),
+        ([9], [1], 0),
+    ],
+)
+def test_common_prefix(held: list[int], prompt: list[int], n: int) -> None:
+    slot = Slot(0)
+    slot.tokens = held
+    assert slot.n_common(prompt) == n
