@@ -1,28 +1,186 @@
-"""`gguf-mtp convert`: a checkpoint's folder to a GGUF file."""
+"""`gguf-mtp convert`: a checkpoint's folder to a GGUF file, with a bar and an account."""
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+if TYPE_CHECKING:
+    from ..converters.convert import Account, ConvertOptions, Job, Progress
+    from ..converters.gguf_file import TypedTensor
+
+_VERIFY_BELOW = 8_000_000_000  # bytes: loading more than this is a decision of its own
+
 
 def convert(
-    source: Annotated[Path, typer.Argument(help="Folder of a safetensors checkpoint.")],
-    out: Annotated[Path, typer.Option("-o", "--output", help="GGUF file to write.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="SOURCE", help="Folder of a safetensors checkpoint.")
+    ],
+    out: Annotated[Path, typer.Option("-o", "--output", metavar="OUT.gguf", help="File to write.")],
     type_: Annotated[
-        str, typer.Option("--type", help="f32, f16, bf16, q8_0, q4_k_m, ...")
+        str, typer.Option("--type", help="f32, f16, bf16, q8_0, q4_k_m, iq4_xs, mxfp4, ...")
     ] = "q8_0",
+    tensor_type: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN=TYPE", help="Type of tensors by name; the first match wins."),
+    ] = None,
+    imatrix: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Importances, as llama-imatrix writes them.")
+    ] = None,
+    draft_head: Annotated[
+        str | None, typer.Option(metavar="TYPE", help="Give the MTP block a head of its own.")
+    ] = None,
+    mtp: Annotated[bool, typer.Option(help="Convert the MTP block.")] = True,
+    name: Annotated[
+        str | None, typer.Option(help="The model's name; the folder's if none.")
+    ] = None,
     threads: Annotated[int, typer.Option("-t", "--threads", min=0, help="0: every core.")] = 0,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List every tensor and what it takes; write nothing.")
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with an interrupted run.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Start over, and though the disk looks too small.")
+    ] = False,
+    verify: Annotated[
+        bool | None, typer.Option(help="Load and draft afterwards; below 8 GB unless refused.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print errors only.")] = False,
 ) -> None:
     """Convert a DeepSeek-V3-class checkpoint, MTP block included, to GGUF in one pass."""
-    from ..converters.convert import ConvertOptions
-    from ..converters.convert import convert as run
+    from ..converters.convert import ConvertOptions, plan, write
 
-    account = run(source, out, ConvertOptions(type=type_, n_threads=threads))
-    typer.echo(
-        f"{out}: {account.n_tensors} tensors, {account.n_bytes} bytes; {account.n_read} source "
-        f"tensors = {account.n_written} written + {account.n_merged} merged "
-        f"+ {len(account.dropped)} dropped"
+    options = ConvertOptions(
+        type_, tuple(tensor_type or ()), imatrix, draft_head, mtp, threads, name, resume, force
     )
+    say = _nothing if quiet else typer.echo
+    with plan(source, options) as job:
+        if dry_run:
+            for placed in job.tensors:
+                say(_line(placed))
+        say(_before(job, options))
+        if dry_run:
+            say(_account(out, job.account, "would be"))
+            return
+        with _interruptible(out), _bar(quiet) as progress:
+            write(job, out, options, progress)
+        say(_account(out, job.account, "is"))
+        n_bytes, account = job.ends[-1], job.account
+    if verify or (verify is None and n_bytes < _VERIFY_BELOW):
+        _verify(out, account, options, say)
+
+
+def _nothing(_: str) -> None:
+    pass
+
+
+def _line(placed: TypedTensor) -> str:
+    tensor = placed.tensor
+    names = list(dict.fromkeys(piece.weight.tensor.name for piece in tensor.pieces))
+    more = f" + {len(names) - 1} more" if len(names) > 1 else ""
+    shape = "x".join(map(str, tensor.shape))
+    return (
+        f"{tensor.name:40} {placed.type.name:7} {shape:16} {placed.n_bytes:14,}  {names[0]}{more}"
+    )
+
+
+def _before(job: Job, options: ConvertOptions) -> str:
+    from ..converters.estimate import check_ram, estimate
+
+    checkpoint = job.checkpoint
+    e = estimate(job.tensors, len(checkpoint.tensors), job.ends[-1], options.threads)
+    lines = [
+        f"{checkpoint.folder}: {len(checkpoint.tensors):,} tensors in {checkpoint.n_files} files, "
+        f"{checkpoint.n_bytes:,} bytes",
+        f"takes {e.n_bytes:,} bytes of disk, about {e.ram_bytes / 1e6:,.0f} MB of memory and "
+        f"{_duration(e.seconds)} on {e.n_threads} threads, if the disks keep up",
+    ]
+    warning = check_ram(e.ram_bytes)
+    return "\n".join([*lines, *([f"warning: {warning}"] if warning else [])])
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{max(seconds, 1):.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
+
+
+@contextmanager
+def _interruptible(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(f"interrupted; {out}.partial is kept, --resume goes on with it", err=True)
+        raise
+
+
+@contextmanager
+def _bar(quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
+    """A progress bar with bytes, rate and remaining time, on a terminal."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+    from rich.progress import Progress as Bar
+
+    columns = (
+        BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )  # fmt: skip
+    with Bar(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=None)
+
+        def show(p: Progress) -> None:
+            bar.update(task, completed=p.n_done, total=p.n_total, description=p.tensor)
+
+        yield show
+
+
+def _account(out: Path, a: Account, verb: str) -> str:
+    reasons = Counter(a.dropped.values())
+    first = {reason: name for name, reason in reversed(a.dropped.items())}
+    lines = [
+        f"{out} {verb} {a.n_tensors:,} tensors: "
+        + ", ".join(f"{type_} {n:,} bytes" for type_, n in a.bytes_by_type.items()),
+        f"source tensors: {a.n_read:,} read = {a.n_written:,} written + {a.n_merged:,} merged "
+        f"+ {len(a.dropped):,} dropped",
+        *(
+            f"  dropped {first[reason]}{f' and {n - 1:,} more' if n > 1 else ''}: {reason}"
+            for reason, n in reasons.items()
+        ),
+        f"MTP block: blk.{a.mtp_block}, {a.mtp_bytes:,} bytes"
+        if a.mtp_block is not None
+        else "MTP block: none",
+        *(f"note: {note}" for note in a.notes),
+    ]
+    return "\n".join(lines)
+
+
+def _verify(
+    out: Path, account: Account, options: ConvertOptions, say: Callable[[str], None]
+) -> None:
+    from ..errors import ConversionError
+    from .selftest import self_test
+
+    result = self_test(out, account.mtp_block is not None, options.n_threads)
+    say(f"self-test: {result.sentence}")
+    if result.is_broken:
+        raise ConversionError(
+            f"{out} is written, but its MTP block is broken: {result.drafted} drafts, none accepted"
+        )

@@ -10,6 +10,7 @@ It knows nothing of architectures: names are only names.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
@@ -106,19 +107,20 @@ class Checkpoint:
         return read_json(path) if path.exists() else None
 
     def read_into(self, tensor: SourceTensor, offset: int, buffer: memoryview) -> None:
-        """Fill `buffer` with the tensor's bytes from byte `offset` on."""
+        """Fill `buffer` with the tensor's bytes from byte `offset` on.
+
+        Raises `OSError` with the shard's name: a disk or network that fails may come back.
+        """
         at, done = tensor.begin + offset, 0
         while done < len(buffer):
             try:
                 n = os.preadv(self._fds[tensor.file], [buffer[done:]], at + done)
             except OSError as error:
-                raise ConversionError(
-                    f"cannot read {self.folder / tensor.file}: {error.strerror}"
-                ) from None
+                path = os.fspath(self.folder / tensor.file)
+                raise OSError(error.errno, error.strerror, path) from None
             if n == 0:
-                raise ConversionError(
-                    f"{self.folder / tensor.file} became shorter while it was read"
-                )
+                path = os.fspath(self.folder / tensor.file)
+                raise OSError(errno.EIO, "it became shorter while it was read", path)
             done += n
 
     def _open_shards(self) -> None:

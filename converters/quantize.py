@@ -30,6 +30,8 @@ from .gguf_file import TypedTensor, row_bytes
 from .plan import Piece
 from .rows import Bytes, RowReader
 
+# Buffers beyond one per thread: chunks that wait for their turn to be written.
+N_SPARE = 4
 # Weights per chunk: large against Python's 50 us per chunk, small enough for a core's cache.
 CHUNK = 1 << 19
 _LIBRARY = {"darwin": "libggml-base.dylib", "win32": "ggml-base.dll"}.get(
@@ -133,7 +135,7 @@ class Encoder:
     def __init__(self, reader: RowReader, ggml: Ggml, n_threads: int) -> None:
         self._reader, self._ggml, self._n_threads = reader, ggml, n_threads
         self._free: queue.SimpleQueue[_Buffers] = queue.SimpleQueue()
-        self._n_buffers = n_threads + 4
+        self._n_buffers = n_threads + N_SPARE
         for _ in range(self._n_buffers):
             self._free.put(_Buffers())
 

@@ -1,8 +1,8 @@
 """Rows of a checkpoint's weights as float32: BF16, F16, F32, and FP8 with its block scales.
 
 FP8 e4m3 goes through a table of all pairs of bytes (512 KiB, so it stays in a core's cache), then
-each 128-row band is multiplied by its scales; edge blocks are partial. Memory is the caller's: rows
-land in an array it hands in.
+each band of block rows is multiplied by its scales; edge blocks are partial. Memory is the
+caller's: rows land in an array it hands in.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..errors import ConversionError
 from ..types import Floats
-from .checkpoint import ITEM_SIZE, Checkpoint
+from .checkpoint import ITEM_SIZE, Checkpoint, SourceTensor
 from .plan import Piece, Weight
 
 Bytes = NDArray[np.uint8]
@@ -32,37 +32,18 @@ def e4m3_table() -> Floats:
     return np.where(code & 128, -value, value).astype(np.float32)
 
 
-class RowReader:
-    """Reads pieces of one checkpoint. Safe in several threads, each with its own buffers."""
+class Dequantiser:
+    """Bytes of any dtype that a weight may have -> float32, without FP8's scales."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self._checkpoint = checkpoint
+    def __init__(self) -> None:
         self._table = e4m3_table()
         code = np.arange(1 << 16)
         pairs = np.stack((self._table[code & 255], self._table[code >> 8]), axis=1)
         self._pairs = np.ascontiguousarray(pairs).view(np.uint64).ravel()
 
-    def read(self, piece: Piece, raw: Bytes, out: Floats) -> None:
-        """Put the piece, float32 [rows, columns] as it stands in the output, into `out`.
-
-        `raw` is scratch of at least the piece's source bytes. Raises `ConversionError` for NaN and
-        infinity: no quantised type can hold them, and most would hide them.
-        """
-        if piece.transposed:
-            rows = np.empty(out.shape[::-1], np.float32)
-            self._rows(piece.weight, piece.row, raw, rows)
-            out[...] = rows.T
-        else:
-            self._rows(piece.weight, piece.row, raw, out)
-        # A finite sum proves finite terms at the cost of one pass without a temporary.
-        if not np.isfinite(out.sum()) and not np.isfinite(out).all():
-            raise ConversionError(f"{piece.weight.tensor.name} holds a NaN or an infinity")
-
-    def _rows(self, weight: Weight, row: int, raw: Bytes, out: Floats) -> None:
-        tensor, item = weight.tensor, ITEM_SIZE[weight.tensor.dtype]
-        raw = raw[: out.size * item]
-        self._checkpoint.read_into(tensor, row * tensor.n_cols * item, raw.data)
-        match tensor.dtype:
+    def to_float(self, dtype: str, raw: Bytes, out: Floats) -> None:
+        """`raw` holds exactly the weights of `out`, float32 [rows, columns]."""
+        match dtype:
             case "F32":
                 out[...] = raw.view(np.float32).reshape(out.shape)
             case "F16":
@@ -70,24 +51,52 @@ class RowReader:
             case "BF16":
                 bits = raw.view(np.uint16).reshape(out.shape)
                 np.left_shift(bits, 16, out=out.view(np.uint32), dtype=np.uint32)
+            case _ if out.size % 2:
+                np.take(self._table, raw.reshape(out.shape), out=out, mode="clip")
             case _:
-                self._fp8(raw, out)
-                self._scale(weight, row, out)
+                flat = cast("NDArray[np.uint64]", out.reshape(-1).view(np.uint64))
+                np.take(self._pairs, raw.view(np.uint16), out=flat, mode="clip")
 
-    def _fp8(self, raw: Bytes, out: Floats) -> None:
-        if out.size % 2:
-            np.take(self._table, raw.reshape(out.shape), out=out, mode="clip")
-        else:
-            flat = cast("NDArray[np.uint64]", out.reshape(-1).view(np.uint64))
-            np.take(self._pairs, raw.view(np.uint16), out=flat, mode="clip")
 
-    def _scale(self, weight: Weight, row: int, out: Floats) -> None:
-        assert weight.scale is not None
-        n_rows, n_cols = weight.block
+class RowReader:
+    """Reads pieces of one checkpoint. Safe in several threads, each with its own buffers."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        self._dequantiser = Dequantiser()
+
+    def read(self, piece: Piece, raw: Bytes, out: Floats) -> None:
+        """Put the piece, float32 [rows, columns] as it stands in the output, into `out`.
+
+        `raw` is scratch of at least the piece's source bytes. Raises `OSError`, and
+        `ConversionError` for NaN and infinity: most quantised types would hide them.
+        """
+        with np.errstate(all="ignore"):
+            if piece.transposed:
+                rows = np.empty(out.shape[::-1], np.float32)
+                self._rows(piece.weight, piece.row, raw, rows)
+                out[...] = rows.T
+            else:
+                self._rows(piece.weight, piece.row, raw, out)
+            # A finite sum proves finite terms at the cost of one pass without a temporary.
+            is_finite = np.isfinite(out.sum()) or np.isfinite(out).all()
+        if not is_finite:
+            raise ConversionError(f"{piece.weight.tensor.name} holds a NaN or an infinity")
+
+    def _rows(self, weight: Weight, row: int, raw: Bytes, out: Floats) -> None:
+        tensor, item = weight.tensor, ITEM_SIZE[weight.tensor.dtype]
+        raw = raw[: out.size * item]
+        self._checkpoint.read_into(tensor, row * tensor.n_cols * item, raw.data)
+        self._dequantiser.to_float(tensor.dtype, raw, out)
+        if weight.scale is not None:
+            self._scale(weight.scale, weight.block, row, out)
+
+    def _scale(self, scale: SourceTensor, block: tuple[int, int], row: int, out: Floats) -> None:
+        n_rows, n_cols = block
         first, last = row // n_rows, (row + len(out) - 1) // n_rows
-        scales = np.empty((last - first + 1, weight.scale.n_cols), np.float32)
+        scales = np.empty((last - first + 1, scale.n_cols), np.float32)
         offset = first * scales.shape[1] * scales.itemsize
-        self._checkpoint.read_into(weight.scale, offset, scales.view(np.uint8).ravel().data)
-        for band, scale in enumerate(scales, first):
+        self._checkpoint.read_into(scale, offset, scales.view(np.uint8).ravel().data)
+        for band, values in enumerate(scales, first):
             begin, end = max(band * n_rows - row, 0), (band + 1) * n_rows - row
-            out[begin:end] *= np.repeat(scale, n_cols)[: out.shape[1]]
+            out[begin:end] *= np.repeat(values, n_cols)[: out.shape[1]]

@@ -1,0 +1,215 @@
+"""Planning a conversion: everything is decided and checked here, and nothing is written.
+
+A `Job` holds the output's header, byte for byte, and every tensor's type, place and sources. Only
+headers are read, with two exceptions: the MTP block's copies of embedding and head are compared
+with the originals, and an importance matrix is looked through.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from gguf import GGML_QUANT_SIZES
+
+from ..errors import ConversionError
+from . import CONVERTER_VERSION, deepseek, recipes
+from .checkpoint import Checkpoint
+from .gguf_file import TypedTensor, header, pad, place
+from .imatrix import Imatrix
+from .plan import Adapted, Value
+from .tokenizer import vocabulary
+
+_QUANTIZATION_VERSION = 2  # ggml's GGML_QNT_VERSION
+
+_Adapt = Callable[[Checkpoint, deepseek.Choices], Adapted]
+_ARCHITECTURES: dict[str, _Adapt] = dict.fromkeys(deepseek.ARCHITECTURES, deepseek.adapt)
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertOptions:
+    """What to make of a checkpoint.
+
+    `type` names a recipe; `tensor_types` are PATTERN=TYPE, the first match wins; `draft_head` gives
+    the MTP block a head of its own in that type; `mtp` False leaves the block out; `n_threads` 0
+    takes every core; `name` is the model's name, the folder's by default. `resume` goes on with an
+    interrupted run; `force` starts over where one left something, and though the disk looks too
+    small.
+    """
+
+    type: str = "q8_0"
+    tensor_types: tuple[str, ...] = ()
+    imatrix: Path | None = None
+    draft_head: str | None = None
+    mtp: bool = True
+    n_threads: int = 0
+    name: str | None = None
+    resume: bool = False
+    force: bool = False
+
+    @property
+    def threads(self) -> int:
+        if self.n_threads:
+            return self.n_threads
+        usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
+        return len(usable) or os.cpu_count() or 1
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Where everything went: `n_read` = `n_written` + `n_merged` + len(`dropped`) source tensors.
+
+    `dropped` maps names to reasons. Bytes are those of the output. `mtp_block` is the number of the
+    block that holds the MTP tensors, None without one.
+    """
+
+    n_read: int
+    n_written: int
+    n_merged: int
+    dropped: dict[str, str]
+    n_tensors: int
+    n_bytes: int
+    bytes_by_type: dict[str, int]
+    mtp_block: int | None
+    mtp_bytes: int
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A conversion that has been planned and not begun. `fingerprint` stands for all its bytes."""
+
+    checkpoint: Checkpoint
+    header: bytes
+    tensors: tuple[TypedTensor, ...]
+    imatrix: Imatrix | None
+    fingerprint: str
+    account: Account
+
+    @property
+    def ends(self) -> list[int]:
+        """The file's length when tensor i is whole; the last one is the output's size."""
+        return [len(self.header) + t.offset + pad(t.n_bytes) for t in self.tensors]
+
+
+@contextmanager
+def plan(source: Path, options: ConvertOptions) -> Iterator[Job]:
+    """A job whose checkpoint stays open inside the block.
+
+    Raises `ConversionError` with the file, key or tensor that cannot be converted.
+    """
+    imatrix = Imatrix(options.imatrix) if options.imatrix else None
+    wish = recipes.Wish(
+        recipes.parse_recipe(options.type),
+        tuple(map(recipes.parse_override, options.tensor_types)),
+        recipes.parse_type(options.draft_head) if options.draft_head else None,
+        imatrix is not None,
+    )
+    with Checkpoint(source) as checkpoint:
+        adapted = _adapt(checkpoint, deepseek.Choices(options.mtp, wish.draft_head is not None))
+        choice = recipes.choose(adapted, wish)
+        tensors = place(adapted.tensors, choice.types)
+        notes = [*adapted.notes, *choice.notes, *_check_importance(tensors, wish, imatrix)]
+        head = header(_metadata(checkpoint, adapted, options, wish), tensors)
+        yield Job(
+            checkpoint,
+            head,
+            tuple(tensors),
+            imatrix,
+            _fingerprint(checkpoint, head, imatrix),
+            _account(checkpoint, adapted, tensors, notes),
+        )
+
+
+def needs_importance(placed: TypedTensor) -> bool:
+    """Whether an importance matrix changes this tensor's bytes."""
+    return GGML_QUANT_SIZES[placed.type][0] > 1
+
+
+def _adapt(checkpoint: Checkpoint, choices: deepseek.Choices) -> Adapted:
+    names = checkpoint.config.get("architectures")
+    name = names[0] if isinstance(names, list) and names else None
+    if name not in _ARCHITECTURES:
+        raise ConversionError(
+            f"config.json: the architecture {name!r} is unknown; "
+            f"known are {', '.join(_ARCHITECTURES)}"
+        )
+    try:
+        return _ARCHITECTURES[name](checkpoint, choices)
+    except OSError as error:
+        raise ConversionError(f"cannot read {error.filename}: {error.strerror}") from None
+
+
+def _check_importance(
+    tensors: Sequence[TypedTensor], wish: recipes.Wish, imatrix: Imatrix | None
+) -> list[str]:
+    """Raises when a type is worthless without importances and they are not there."""
+    unknown = []
+    for placed in tensors:
+        values = imatrix.values(placed.tensor) if imatrix and needs_importance(placed) else None
+        if values is None and recipes.needs_imatrix(placed.tensor, placed.type, wish.recipe):
+            raise ConversionError(
+                f"{placed.tensor.name} as {placed.type.name.lower()} needs an importance matrix, "
+                + (f"but {imatrix.path} has none for it" if imatrix else "give one with --imatrix")
+            )
+        if values is None and needs_importance(placed):
+            unknown.append(placed.tensor.name)
+    if imatrix is None or not unknown:
+        return []
+    return [f"{imatrix.path} knows nothing of {len(unknown)} tensors, {unknown[0]} the first"]
+
+
+def _metadata(
+    checkpoint: Checkpoint, adapted: Adapted, options: ConvertOptions, wish: recipes.Wish
+) -> dict[str, Value]:
+    kv: dict[str, Value] = {
+        "general.architecture": adapted.architecture,
+        "general.type": "model",
+        "general.name": options.name or checkpoint.folder.resolve().name,
+        "general.file_type": int(wish.recipe.file_type),
+        "general.quantization_version": _QUANTIZATION_VERSION,
+        "gguf_mtp.converter_version": CONVERTER_VERSION,
+    }
+    generation = checkpoint.json("generation_config.json") or {}
+    for key, field in (("temp", "temperature"), ("top_p", "top_p")):
+        value = generation.get(field)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            kv[f"general.sampling.{key}"] = float(value)
+    kv |= adapted.kv
+    n_vocab = adapted.kv[f"{adapted.architecture}.vocab_size"]
+    assert isinstance(n_vocab, int)
+    return kv | vocabulary(checkpoint, n_vocab)
+
+
+def _fingerprint(checkpoint: Checkpoint, head: bytes, imatrix: Imatrix | None) -> str:
+    """The header holds every name, shape, type and key; the rest is sources and kernels."""
+    digest = hashlib.sha256(head)
+    digest.update(checkpoint.fingerprint.encode())
+    digest.update(imatrix.fingerprint.encode() if imatrix else b"-")
+    digest.update(version("llama-cpp-python").encode())
+    return digest.hexdigest()
+
+
+def _account(
+    checkpoint: Checkpoint, adapted: Adapted, tensors: Sequence[TypedTensor], notes: Sequence[str]
+) -> Account:
+    prefix = f"blk.{adapted.mtp_block}."
+    return Account(
+        n_read=len(checkpoint.tensors),
+        n_written=adapted.n_written,
+        n_merged=adapted.n_merged,
+        dropped=adapted.dropped,
+        n_tensors=len(tensors),
+        n_bytes=sum(t.n_bytes for t in tensors),
+        bytes_by_type=recipes.bytes_by_type(
+            (t.type for t in tensors), (t.n_bytes for t in tensors)
+        ),
+        mtp_block=adapted.mtp_block,
+        mtp_bytes=sum(t.n_bytes for t in tensors if t.tensor.name.startswith(prefix)),
+        notes=tuple(notes),
+    )
