@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from gguf_mtp.types import Distribution, Floats, SamplingParams
 
-_BLOCK = 64
-"""Columns per block when the largest of many logits are looked for: 129,280 = 2,020 blocks."""
+_MARGINS = (np.float32(8), np.float32(16))
+"""How far below the maximum the largest logits are looked for, before all are."""
 _FIRST_LOOK = 1024
 """How many of the largest logits top-p tries before it sorts them all."""
 
@@ -43,7 +43,7 @@ class Chain:
         """One token drawn from `law`."""
         if len(law.ids) == 1:
             return int(law.ids[0])
-        at = np.searchsorted(np.cumsum(law.probs), self.uniform(), side="right")
+        at = law.probs.cumsum().searchsorted(self.uniform(), side="right")
         return int(law.ids[min(int(at), len(law.ids) - 1)])  # the sum may end just below 1
 
     def uniform(self) -> float:
@@ -61,10 +61,10 @@ def filtered(logits: Floats, params: SamplingParams) -> Distribution:
     if params.top_p < 1:
         weights = np.exp(kept - kept[0])
         total = weights.sum() if params.top_k else _sum_exp(logits, float(kept[0]))
-        n = int(np.searchsorted(np.cumsum(weights), params.top_p * total)) + 1
+        n = int(weights.cumsum().searchsorted(params.top_p * total)) + 1
         ids, kept = ids[:n], kept[:n]
     if params.min_p > 0:
-        n = int(np.searchsorted(-kept, -(kept[0] + math.log(params.min_p)), side="right"))
+        n = int(np.count_nonzero(kept >= kept[0] + math.log(params.min_p)))
         ids, kept = ids[:n], kept[:n]
     weights = np.exp((kept - kept[0]) / params.temperature)
     return Distribution(ids, weights / weights.sum())
@@ -77,7 +77,7 @@ def confidence(logits: Floats) -> float:
 
 def probability(law: Distribution, token: int) -> float:
     """The probability of `token` under `law`; 0 when a filter removed it."""
-    at = np.flatnonzero(law.ids == token)
+    at = (law.ids == token).nonzero()[0]
     return float(law.probs[at[0]]) if len(at) else 0.0
 
 
@@ -95,29 +95,34 @@ def _candidates(logits: Floats, params: SamplingParams) -> NDArray[np.int64]:
 
 
 def largest(logits: Floats, k: int) -> NDArray[np.int64]:
-    """Ids of the `k` largest logits, falling; equal logits by rising id.
-
-    Of many logits, the k largest lie in the k blocks with the largest maxima, so only those blocks
-    are searched.
-    """
+    """Ids of the `k` largest logits, falling; equal logits by rising id."""
     n_vocab = len(logits)
     if k >= n_vocab:
         ids = np.arange(n_vocab)
-    elif n_vocab < 4 * k * _BLOCK:
-        ids = _top(logits, k)
     else:
-        n_whole = n_vocab // _BLOCK * _BLOCK
-        blocks = _top(logits[:n_whole].reshape(-1, _BLOCK).max(axis=1), k)
-        ids = (blocks[:, None] * _BLOCK + np.arange(_BLOCK)).ravel()
-        ids = np.concatenate((ids, np.arange(n_whole, n_vocab)))
+        ids = _near_the_top(logits, k)
         ids = ids[_top(logits[ids], k)]
-    return ids[np.lexsort((ids, -logits[ids]))]
+        ids.sort()
+    return ids[(-logits[ids]).argsort(kind="stable")]
+
+
+def _near_the_top(logits: Floats, k: int) -> NDArray[np.int64]:
+    """Some ids, few if possible, with the `k` largest among them.
+
+    Comparing with a bound is several times cheaper than a partition of the whole vocabulary.
+    """
+    peak = logits.max()
+    for margin in _MARGINS:
+        ids: NDArray[np.int64] = (logits >= peak - margin).nonzero()[0]
+        if len(ids) >= k:
+            return ids
+    return np.arange(len(logits))
 
 
 def _top(values: Floats, k: int) -> NDArray[np.int64]:
     if k >= len(values):
         return np.arange(len(values))
-    return np.argpartition(values, len(values) - k)[len(values) - k :]
+    return values.argpartition(len(values) - k)[len(values) - k :]
 
 
 def _sum_exp(logits: Floats, peak: float) -> float:

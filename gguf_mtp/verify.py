@@ -36,8 +36,8 @@ def residual(p: Distribution, q: Distribution | None, token: int) -> Distributio
     if q is None:
         left[p.ids == token] = 0.0
     else:
-        order = np.argsort(p.ids)
-        at = order[np.minimum(np.searchsorted(p.ids, q.ids, sorter=order), len(order) - 1)]
+        order = p.ids.argsort()
+        at = order[np.minimum(p.ids.searchsorted(q.ids, sorter=order), len(order) - 1)]
         shared = p.ids[at] == q.ids
         left[at[shared]] -= q.probs[shared]
         np.maximum(left, 0.0, out=left)
