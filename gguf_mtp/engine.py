@@ -16,8 +16,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gguf_mtp.errors import CannotRewind, ContextFull, DecodeError, RequestError
+from gguf_mtp.errors import ContextFull, DecodeError, RequestError
+from gguf_mtp.pace import Pace
 from gguf_mtp.sequence import Outcome, Request, Slot, Turn
+from gguf_mtp.slots import Slots
 from gguf_mtp.types import (
     Ask,
     Chunk,
@@ -32,9 +34,13 @@ from gguf_mtp.types import (
     Rows,
     SamplingParams,
     Stats,
+    Step,
 )
 
 log = logging.getLogger(__name__)
+
+NO_CELLS = 1
+"""What llama_decode returns when the KV cache has no room for the batch; nothing was stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +70,8 @@ class Engine:
         self.stopped_drafting: str | None = None  # why, once it had to
         self._target = target
         self._drafter = drafter
-        self._slots = [Slot(seq) for seq in range(limits.n_seq)]
+        self._slots = Slots(target, drafter, limits.n_seq)
+        self._pace = Pace(limits.n_batch)
         self._queue: deque[Request] = deque()
         self._n_submitted = 0
 
@@ -75,7 +82,7 @@ class Engine:
 
     @property
     def is_idle(self) -> bool:
-        return not self._queue and not self._active()
+        return not self._queue and not self._slots.active()
 
     def submit(self, prompt: Sequence[int], params: SamplingParams, max_tokens: int) -> int:
         """Queues a request and returns its id, which its chunks carry as `seq`.
@@ -96,7 +103,7 @@ class Engine:
 
     def cancel(self, id_: int) -> Chunk | None:
         """Ends a request early and returns its last chunk; None when it has ended already."""
-        for slot, request in self._active():
+        for slot, request in self._slots.active():
             if request.id == id_:
                 return self._finish(slot, Chunk(id_, [], 0), "cancelled")
         for request in self._queue:
@@ -130,14 +137,14 @@ class Engine:
         """
         start = time.perf_counter()
         self._admit()
-        turns = [Turn(s, r) for s, r in self._active() if self._is_read(s)]
+        turns = [Turn(s, r) for s, r in self._slots.active() if self._slots.is_read(s)]
         draft_s = self._draft(turns)  # 1 depth, 2 draft
         rows = [t.rows() for t in turns]
-        prompts = self._prompt_rows(self.limits.n_batch - sum(len(r.tokens) for r in rows))
+        room = self.limits.n_batch - sum(len(r.tokens) for r in rows)
+        prompts = self._slots.prompt_rows(min(room, self._pace.n_rows(is_alone=not rows)))
         if not rows and not prompts:
             return []
-
-        step = self._target.decode([*rows, *prompts])  # 3 target
+        step = self._decode([*rows, *prompts])  # 3 target
         outputs, read = step.outputs[: len(rows)], step.outputs[len(rows) :]
         outcomes = [  # 4 judge
             t.judge(out.logits, self.limits.end_tokens)
@@ -153,54 +160,26 @@ class Engine:
             list(zip(turns, outcomes, strict=True)), prompts, _Times(start, step.seconds, draft_s)
         )
         reading = [
-            Chunk(r.id, [], 0) for s, r in self._active() if s.seq in {p.seq for p in prompts}
+            Chunk(r.id, [], 0) for s, r in self._slots.active() if s.seq in {p.seq for p in prompts}
         ]
         emitted = [self._emit(t, o) for t, o in zip(turns, outcomes, strict=True)]  # 6 emit
         return emitted + reading
 
-    # -- admission and prompts -----------------------------------------------------------------
-
-    def _active(self) -> list[tuple[Slot, Request]]:
-        return [(s, s.request) for s in self._slots if s.request]
-
-    def _is_read(self, slot: Slot) -> bool:
-        return self._target.n_past(slot.seq) == len(slot.tokens) - 1
-
     def _admit(self) -> None:
-        """Gives free slots to queued requests, each the slot that holds most of its prompt."""
-        free = [s for s in self._slots if not s.request]
-        while free and self._queue:
-            request = self._queue.popleft()
-            slot = max(free, key=lambda s: (s.n_common(request.prompt), -s.turn))
-            free.remove(slot)
-            request.stats.cached_tokens = self._reuse(slot, slot.n_common(request.prompt))
-            slot.tokens, slot.request, slot.turn = list(request.prompt), request, request.id
+        """Gives free slots to queued requests, in the order they came."""
+        while self._queue and self._slots.admit(self._queue[0]):
+            self._queue.popleft()
 
-    def _reuse(self, slot: Slot, n_common: int) -> int:
-        """Cuts both caches back to what is shared; returns how many rows need no decoding.
-
-        The last shared token is decoded again: its hidden row makes the drafter's next row.
-        """
-        keep = max(n_common - 1, 0)
+    def _decode(self, rows: Sequence[Rows]) -> Step:
+        """The target's decode. When no cell is free, idle prefixes give way and it is tried
+        again."""
         try:
-            self._target.rewind(slot.seq, keep)
-        except CannotRewind:  # a recurrent cache can only be emptied
-            keep = n_common = 0
-            self._target.rewind(slot.seq, 0)
-        if self._drafter:
-            self._drafter.rewind(slot.seq, n_common)
-        return keep
-
-    def _prompt_rows(self, room: int) -> list[Rows]:
-        """The next rows of unread prompts, oldest request first, at most `room` in all."""
-        rows = []
-        for slot, _ in sorted(self._active(), key=lambda active: active[1].id):
-            pos = self._target.n_past(slot.seq)
-            n = min(len(slot.tokens) - 1 - pos, room)
-            if n > 0:
-                rows.append(Rows(slot.seq, pos, slot.tokens[pos : pos + n]))
-                room -= n
-        return rows
+            return self._target.decode(rows)
+        except DecodeError as error:
+            if error.code != NO_CELLS or not self._slots.evict_idle():
+                raise
+            log.info("the KV cache was full: idle prefixes were dropped")
+            return self._target.decode(rows)
 
     # -- drafting ------------------------------------------------------------------------------
 
@@ -235,7 +214,7 @@ class Engine:
     def _stop_drafting(self, reason: str) -> None:
         log.warning("drafting is off from here on: %s", reason)
         self.stopped_drafting = reason
-        self._drafter = None
+        self._drafter = self._slots.drafter = None
 
     # -- after the decode ----------------------------------------------------------------------
 
@@ -253,7 +232,9 @@ class Engine:
         """Counts, per request and for the depth decision."""
         seconds = time.perf_counter() - times.start
         n_prompt = {r.seq: len(r.tokens) for r in prompts}
-        for slot, request in self._active():
+        if prompts:
+            self._pace.see(sum(n_prompt.values()), times.target_s)
+        for slot, request in self._slots.active():
             if slot.seq in n_prompt:
                 request.stats.count_prompt(n_prompt[slot.seq], seconds)
         for turn, outcome in judged:
@@ -285,8 +266,7 @@ class Engine:
         """Frees the slot. Its tokens stay, cut to what the target has decoded and one more."""
         request = slot.request
         assert request
-        slot.tokens = slot.tokens[: self._target.n_past(slot.seq) + 1]
-        slot.request = None
+        self._slots.release(slot)
         self.depth.forget(slot.seq)
         self.totals += request.stats
         return chunk._replace(finish_reason=reason, stats=request.stats)

@@ -33,8 +33,8 @@ class Slot:
     """A place for one sequence in the KV caches.
 
     `tokens` are certain, the last one not decoded by the target; they outlive the request that put
-    them there, so that the next one with the same beginning finds it read. `turn` is the number of
-    the request that used the slot last.
+    them there, so that the next one with the same beginning finds it read. `turn` grows
+    with every use.
     """
 
     def __init__(self, seq: int) -> None:

@@ -1,0 +1,125 @@
+"""Who sits where in the KV caches: admission, reuse of what was read before, and what stays.
+
+Every change is made to the target's cache and the drafter's together. Knows no sampling, no depth
+and no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gguf_mtp.errors import CannotRewind
+from gguf_mtp.sequence import Request, Slot
+from gguf_mtp.types import Decoder, Drafter, Rows
+
+
+class Slots:
+    """`n_seq` slots over a target and, while it works, a drafter.
+
+    `drafter` may be set to None at any time: then only the target's cache is kept.
+    """
+
+    def __init__(self, target: Decoder, drafter: Drafter | None, n_seq: int) -> None:
+        self.drafter = drafter
+        self._target = target
+        self._slots = [Slot(seq) for seq in range(n_seq)]
+        self._turn = 0
+
+    def active(self) -> list[tuple[Slot, Request]]:
+        """Slots with a request, in the order of admission."""
+        taken = [(s, s.request) for s in self._slots if s.request]
+        return sorted(taken, key=lambda pair: pair[1].id)
+
+    def n_read(self, slot: Slot) -> int:
+        """How many of the slot's tokens are certain and known to the caches, the last one included
+        though the target has not decoded it."""
+        return min(self._target.n_past(slot.seq) + 1, len(slot.tokens))
+
+    def is_read(self, slot: Slot) -> bool:
+        """Whether the prompt is read: from here on `n_past == len(tokens) - 1`."""
+        return self.n_read(slot) == len(slot.tokens)
+
+    def admit(self, request: Request) -> bool:
+        """Gives the request a slot that begins with as much of its prompt as any; False if all are
+        taken."""
+        free = [s for s in self._slots if not s.request]
+        if not free:
+            return False
+        source, n_common = self._best_source(request.prompt)
+        slot = _destination(free, source, n_common)
+        request.stats.cached_tokens = self._begin(slot, source, n_common)
+        slot.tokens, slot.request = list(request.prompt), request
+        self._use(slot)
+        return True
+
+    def release(self, slot: Slot) -> None:
+        """Ends the slot's request. Its tokens stay, as far as they were read, for a later
+        prompt."""
+        slot.tokens = slot.tokens[: self.n_read(slot)]
+        slot.request = None
+        self._use(slot)
+
+    def evict_idle(self) -> bool:
+        """Empties the idle slots; whether that freed any cell."""
+        idle = [s for s in self._slots if not s.request and self._target.n_past(s.seq)]
+        for slot in idle:
+            self._cut(slot, 0)
+            slot.tokens = []
+        return bool(idle)
+
+    def prompt_rows(self, room: int) -> list[Rows]:
+        """The next rows of unread prompts, oldest request first, at most `room` in all."""
+        rows = []
+        for slot, _ in self.active():
+            pos = self._target.n_past(slot.seq)
+            n = min(len(slot.tokens) - 1 - pos, room)
+            if n > 0:
+                rows.append(Rows(slot.seq, pos, slot.tokens[pos : pos + n]))
+                room -= n
+        return rows
+
+    def _best_source(self, prompt: Sequence[int]) -> tuple[Slot, int]:
+        """The slot that holds most of the prompt's beginning, and how many tokens of it."""
+        held = [(min(s.n_common(prompt), self.n_read(s)), s) for s in self._slots]
+        n_common, slot = max(held, key=lambda pair: (pair[0], pair[1].turn))
+        return slot, n_common
+
+    def _begin(self, slot: Slot, source: Slot, n_common: int) -> int:
+        """Makes both caches of `slot` hold the shared beginning; how many rows need no decoding.
+
+        The last shared token is decoded again: its hidden row makes the drafter's next row.
+        """
+        keep = max(n_common - 1, 0)
+        try:
+            if slot is source:
+                self._cut(slot, n_common)
+            elif keep:
+                self._target.copy(source.seq, slot.seq, keep)
+                if self.drafter:
+                    self.drafter.copy(source.seq, slot.seq, n_common)
+            else:
+                self._cut(slot, 0)
+        except CannotRewind:  # a recurrent cache can only be emptied
+            self._cut(slot, 0)
+            return 0
+        return keep
+
+    def _cut(self, slot: Slot, n_tokens: int) -> None:
+        """Cuts both caches back to the first `n_tokens`, of which the target forgets the last."""
+        self._target.rewind(slot.seq, max(n_tokens - 1, 0))
+        if self.drafter:
+            self.drafter.rewind(slot.seq, n_tokens)
+
+    def _use(self, slot: Slot) -> None:
+        self._turn += 1
+        slot.turn = self._turn
+
+
+def _destination(free: Sequence[Slot], source: Slot, n_common: int) -> Slot:
+    """The source itself when the prompt goes on with what it holds, otherwise the free slot that
+    was used longest ago: what the source holds beyond the shared part may be asked for again."""
+    goes_on = 2 * n_common >= len(source.tokens) > 0
+    if not source.request and (goes_on or len(free) == 1):
+        return source
+    others = [s for s in free if s is not source] or free
+    return min(others, key=lambda s: (len(s.tokens) > 0, s.turn))
