@@ -1,0 +1,172 @@
+"""Where to end a draft early: calibrated acceptance by the drafter's own confidence.
+
+The confidence of a draft token (the largest probability of the drafter's distribution) tells easy
+tokens from hard ones, but not how much it can be trusted: that is counted here, by position and bin,
+and forced to rise with the confidence. A threshold per position then ends a draft where the next
+token would not pay for its row and for the steps after it. Unlike SpecDec++ (arXiv 2405.19715), which
+trains a predictor and thresholds the chance of any rejection, thresholds here follow from measured
+prices. A threshold sees the distribution's maximum, never the token drawn, so the output law stays.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gguf_mtp.depth.plan import Prices
+
+EDGES = (0.4, 0.6, 0.8, 0.9, 0.97)
+_N_BINS = len(EDGES) + 1
+_MEMORY = 512.0  # judged tokens that a bin's acceptance remembers
+_RECENT = 96.0  # draft tokens that the mix of bins at a position remembers
+_POOL_WEIGHT = 8.0  # of a bin's acceptance over all positions, in judged tokens
+_LEAST_SEEN = 24.0  # draft tokens at the first position before a threshold is tried
+
+
+class Table(NamedTuple):
+    """By position and first bin kept (0 .. all of them .. none): `kept` share of drafts that go on,
+    and `accepted` share that goes on and is then accepted."""
+
+    kept: list[list[float]]
+    accepted: list[list[float]]
+
+
+class Calibration:
+    """Counts of draft tokens by position and bin of confidence."""
+
+    def __init__(self, n_max: int) -> None:
+        self.hits = [[0.0] * _N_BINS for _ in range(n_max)]
+        self.seen = [[0.0] * _N_BINS for _ in range(n_max)]
+        self.mix = [[0.0] * _N_BINS for _ in range(n_max)]
+
+    def observe(self, confidence: Sequence[float], n_accepted: int, n_judged: int) -> None:
+        """A draft with these confidences; the first `n_judged` tokens were judged."""
+        for j, value in enumerate(confidence):
+            b = bisect_right(EDGES, value)
+            self._mixed(j, b)
+            if j < n_judged:
+                seen, hits = self.seen[j], self.hits[j]
+                if seen[b] >= _MEMORY:
+                    seen[b] *= 1 - 1 / _MEMORY
+                    hits[b] *= 1 - 1 / _MEMORY
+                seen[b] += 1.0
+                hits[b] += j < n_accepted
+
+    def _mixed(self, j: int, b: int) -> None:
+        self._fade(j)
+        self.mix[j][b] += 1.0
+
+    def _fade(self, j: int) -> None:
+        mix = self.mix[j]
+        if sum(mix) >= _RECENT:
+            mix[:] = [share * (1 - 1 / _RECENT) for share in mix]
+
+    def observe_cut(self, j: int, below: float) -> float:
+        """A draft ended at position `j`, its confidence below `below`: the expected acceptance of
+        the token that was not drafted. Its bin is not known, so all that it may be in get a share."""
+        n_below = bisect_right(EDGES, below * (1 - 1e-9)) + 1
+        self._fade(j)
+        mix, rates = self.mix[j], self.rates(j)
+        total = sum(mix[:n_below]) + 1e-3 * n_below
+        shares = [(mix[b] + 1e-3) / total for b in range(n_below)]
+        for b, share in enumerate(shares):
+            mix[b] += share
+        return sum(share * rate for share, rate in zip(shares, rates, strict=False))
+
+    def rates(self, j: int) -> list[float]:
+        """Acceptance by bin at position `j`: pooled over positions where little was seen, rising."""
+        all_seen = [sum(one[b] for one in self.seen) for b in range(_N_BINS)]
+        all_hits = [sum(one[b] for one in self.hits) for b in range(_N_BINS)]
+        mean = (sum(all_hits) + 1.0) / (sum(all_seen) + 2.0)
+        rates, weights = [], []
+        for b in range(_N_BINS):
+            pooled = (all_hits[b] + _POOL_WEIGHT * mean) / (all_seen[b] + _POOL_WEIGHT)
+            weight = self.seen[j][b] + _POOL_WEIGHT
+            rates.append((self.hits[j][b] + _POOL_WEIGHT * pooled) / weight)
+            weights.append(weight)
+        return rising(rates, weights)
+
+    def table(self, n: int, first: float) -> Table:
+        """For positions 0..n-1; a position without draft tokens borrows its predecessor's mix.
+
+        Where the sequence at hand is accepted less at position 0 (`first`) than its confidences
+        promise, all its promises are lowered in proportion.
+        """
+        trust = 1.0
+        kept, accepted = [], []
+        mix = [1.0] * _N_BINS
+        for j in range(n):
+            if sum(self.mix[j]) >= 1.0:
+                mix = self.mix[j]
+            total = sum(mix)
+            rates = self.rates(j)
+            if j == 0:
+                promised = sum(share * rate for share, rate in zip(mix, rates, strict=True)) / total
+                trust = min(first / promised, 1.0)
+            keep, accept = [0.0], [0.0]
+            for b in range(_N_BINS - 1, -1, -1):
+                keep.append(keep[-1] + mix[b] / total)
+                accept.append(accept[-1] + mix[b] / total * rates[b] * trust)
+            kept.append(keep[::-1])
+            accepted.append(accept[::-1])
+        return Table(kept, accepted)
+
+    @property
+    def is_ready(self) -> bool:
+        return bool(self.mix) and sum(self.mix[0]) >= _LEAST_SEEN
+
+
+def rising(rates: list[float], weights: list[float]) -> list[float]:
+    """The closest non-decreasing sequence (pool adjacent violators)."""
+    blocks: list[tuple[float, float, int]] = []
+    for rate, weight in zip(rates, weights, strict=True):
+        blocks.append((rate, weight, 1))
+        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
+            (r2, w2, n2), (r1, w1, n1) = blocks.pop(), blocks.pop()
+            blocks.append(((r1 * w1 + r2 * w2) / (w1 + w2), w1 + w2, n1 + n2))
+    return [rate for rate, _, n in blocks for _ in range(n)]
+
+
+def rate_under(table: Table, cut: Sequence[int], prices: Prices, rebuild: float) -> float:
+    """Expected tokens per second of one sequence that drafts up to `len(cut)` tokens and stops
+    before position j when the confidence there lies in a bin below `cut[j]`.
+
+    Positions count as independent given the bins. The row count varies from round to round, so
+    llama.cpp rebuilds its graph whenever two rounds in a row differ: `rebuild` seconds each.
+    """
+    target = prices.target
+    going, accepted, tokens, seconds, same = 1.0, 1.0, 1.0, 0.0, 0.0
+    step = prices.first
+    for j, i in enumerate(cut):
+        seconds += going * step
+        step = prices.further
+        stopped = going * (1 - table.kept[j][i])
+        seconds += stopped * target[1 + j]
+        same += stopped * stopped
+        going *= table.kept[j][i]
+        accepted *= table.accepted[j][i]
+        tokens += accepted
+    seconds += going * target[1 + len(cut)]
+    same += going * going
+    return tokens / (seconds + rebuild * (1 - same))
+
+
+def best_cut(table: Table, prices: Prices, rebuild: float, least: int) -> tuple[list[int], float]:
+    """First bins kept at each position, and the rate under them; the first `least` positions but
+    one stay open, so that a draft has `least` tokens or none.
+
+    Coordinate ascent from an open draft of full length: thresholds first, then the length too.
+    """
+    cut = [0] * len(table.kept)
+    best = rate_under(table, cut, prices, rebuild)
+    for may_shorten in (False, True):
+        for j in range(len(cut) - 1, -1, -1):
+            trials = [] if 0 < j < least else [[*cut[:j], i, *cut[j + 1 :]] for i in range(_N_BINS)]
+            if may_shorten and j >= least:
+                trials.append(cut[:j])
+            for trial in trials:
+                rate = rate_under(table, trial, prices, rebuild)
+                if rate > best:
+                    best, cut = rate, trial
+    return cut, best

@@ -1,0 +1,166 @@
+"""A simulated engine for depth decisions: true costs and acceptances, noisy clocks, honest scores.
+
+No model. A round's true time is what the curve says, plus the graph rebuild when its row count
+differs from the round before. The controller sees it through a noisy clock; a policy is scored by
+true seconds and by *expected* tokens, so that the luck of a short run does not count.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from gguf_mtp.types import Depth, Judged, Room, Round
+
+MAX_DEPTH = 8
+Profile = Sequence[float]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Seconds: `target[m - 1]` of a decode with m rows, `step` of a draft step, `rebuild` when the
+    number of rows changed."""
+
+    name: str
+    target: tuple[float, ...]
+    step: float = 0.1
+    rebuild: float = 0.0
+
+    def seconds(self, n_rows: int, n_steps: int) -> float:
+        return self.target[n_rows - 1] + self.step * n_steps
+
+
+def curve(name: str, law: Callable[[int], float], step: float = 0.1, rebuild: float = 0.0) -> Curve:
+    return Curve(name, tuple(law(m) for m in range(1, 1 + 2 * (1 + MAX_DEPTH) * 4)), step, rebuild)
+
+
+def falling(first: float, fall: float) -> Profile:
+    """Acceptance at positions 1..8: `first`, each further one `fall` times the one before."""
+    return tuple(first * fall**j for j in range(MAX_DEPTH))
+
+
+def expected_tokens(profile: Profile, n: int) -> float:
+    total, product = 1.0, 1.0
+    for a in profile[:n]:
+        product *= a
+        total += product
+    return total
+
+
+def fixed_rate(world: Curve, profile: Profile, n: int) -> float:
+    return expected_tokens(profile, n) / world.seconds(1 + n, n)
+
+
+def best_fixed(world: Curve, profile: Profile) -> float:
+    return max(fixed_rate(world, profile, n) for n in range(MAX_DEPTH + 1))
+
+
+@dataclass
+class Trace:
+    """One entry per round: depth, true seconds, expected tokens, and what each probe round lost
+    against the depth that it interrupted, in true seconds."""
+
+    depths: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    tokens: list[float] = field(default_factory=list)
+    probe_loss: list[float] = field(default_factory=list)
+
+    def rate(self, start: int = 0, end: int | None = None) -> float:
+        return sum(self.tokens[start:end]) / sum(self.seconds[start:end])
+
+
+def simulate(
+    depth: Depth,
+    world: Curve,
+    profiles: Callable[[int], Profile],
+    n_rounds: int,
+    noise: tuple[float, int],
+) -> Trace:
+    """One sequence for `n_rounds`; `profiles(round)`; `noise`: (relative deviation, seed)."""
+    sigma, seed = noise
+    rng = random.Random(seed)
+    trace, last_rows = Trace(), 0
+    room = [Room(0, MAX_DEPTH)]
+    for i in range(n_rounds):
+        profile = profiles(i)
+        n = depth.choose(room)[0].n
+        probe = getattr(depth, "probe", None)
+        target_s = world.target[n] + (world.rebuild if n + 1 != last_rows else 0.0)
+        last_rows = n + 1
+        draft_s = world.step * n
+        n_accepted = 0
+        while n_accepted < n and rng.random() < profile[n_accepted]:
+            n_accepted += 1
+        judged = Judged(0, [0.5] * n, n_accepted, min(n_accepted + 1, n))
+        blur = math.exp(rng.gauss(0.0, sigma)) if sigma else 1.0
+        blur_draft = math.exp(rng.gauss(0.0, sigma)) if sigma else 1.0
+        depth.record(Round([judged], n + 1, 0, i, target_s * blur, draft_s * blur_draft, 0.0))
+        trace.depths.append(n)
+        trace.seconds.append(target_s + draft_s)
+        trace.tokens.append(expected_tokens(profile, n))
+        if probe is not None:
+            instead = fixed_rate(world, profile, probe.best[0])
+            lost = trace.seconds[-1] - trace.tokens[-1] / instead
+            trace.probe_loss.append(lost)
+    return trace
+
+
+# -- confidence --------------------------------------------------------------------------------
+
+TokenLaw = Callable[[int, random.Random], tuple[float, float]]
+
+
+def telling(position: int, rng: random.Random) -> tuple[float, float]:
+    """Easy and hard tokens, told apart by the confidence: (acceptance, confidence)."""
+    easy = rng.random() < 0.7
+    p = (0.97 if easy else 0.25) * 0.98**position
+    return p, min(max((0.93 if easy else 0.45) + rng.gauss(0.0, 0.05), 0.0), 1.0)
+
+
+def silent(position: int, rng: random.Random) -> tuple[float, float]:
+    """The same tokens, but confidence says nothing about them."""
+    p, _ = telling(position, rng)
+    return p, rng.random()
+
+
+def law_profile(law: TokenLaw, n: int = 20_000) -> Profile:
+    rng = random.Random(1)
+    return tuple(sum(law(j, rng)[0] for _ in range(n)) / n for j in range(MAX_DEPTH))
+
+
+def simulate_tokens(
+    depth: Depth, world: Curve, law: TokenLaw, n_rounds: int, noise: tuple[float, int]
+) -> Trace:
+    """One sequence whose draft tokens differ: acceptance and confidence come from `law`, positions
+    independent. A draft ends where a limit says so; the step that was cut off is paid for."""
+    sigma, seed = noise
+    rng = random.Random(seed)
+    trace, last_rows = Trace(), 0
+    for i in range(n_rounds):
+        limit = depth.choose([Room(0, MAX_DEPTH)])[0]
+        odds: list[float] = []
+        confidence: list[float] = []
+        n_steps = 0
+        while len(odds) < limit.n:
+            n_steps += 1
+            p, value = law(len(odds), rng)
+            if len(odds) < len(limit.p_min) and value < limit.p_min[len(odds)]:
+                break
+            odds.append(p)
+            confidence.append(value)
+        n = len(odds)
+        target_s = world.target[n] + (world.rebuild if n + 1 != last_rows else 0.0)
+        last_rows = n + 1
+        draft_s = world.step * n_steps
+        n_accepted = 0
+        while n_accepted < n and rng.random() < odds[n_accepted]:
+            n_accepted += 1
+        blur, blur_draft = (math.exp(rng.gauss(0.0, sigma)) if sigma else 1.0 for _ in range(2))
+        judged = Judged(0, confidence, n_accepted, min(n_accepted + 1, n))
+        depth.record(Round([judged], n + 1, 0, i, target_s * blur, draft_s * blur_draft, 0.0))
+        trace.depths.append(n)
+        trace.seconds.append(target_s + draft_s)
+        trace.tokens.append(expected_tokens(odds, n))
+    return trace
