@@ -1,0 +1,78 @@
+"""`gguf-mtp inspect`: what a GGUF's header says, and whether its MTP block can draft.
+
+It reads headers only, so it answers at once for files larger than memory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["inspect"]
+
+
+def inspect(
+    model: Annotated[
+        Path | None,
+        typer.Argument(help="A GGUF file, or its first shard.", show_default="the demo"),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show what a model holds, and whether its MTP block can draft."""
+    from ..metadata import read, summary
+
+    if model is None:
+        from ..demo import demo_model
+
+        model = demo_model()
+    found = summary(read(model))
+    if as_json:
+        typer.echo(json.dumps(found, ensure_ascii=False, indent=2))
+    else:
+        _show(found)
+
+
+def _show(found: Mapping[str, Any]) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"{found['name'] or 'unnamed'}  {found['path']}", markup=False)
+    console.print(
+        f"{found['architecture']}, {found['n_layer']} layers, {found['n_mtp']} MTP, "
+        f"context {found['context_length']:,}, {found['vocab']:,} tokens, "
+        f"{_size(found['file_bytes'])}",
+        markup=False,
+    )
+    drafts = "drafts" if found["can_draft"] else "does not draft"
+    console.print(f"{drafts}: {found['reason']}\n", markup=False)
+    console.print(_table(found["tensors"]))
+
+
+def _table(groups: Mapping[str, Mapping[str, int]]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    total = sum(sum(types.values()) for types in groups.values())
+    table = Table(box=box.SIMPLE, show_edge=False, pad_edge=False)
+    table.add_column("tensors")
+    table.add_column("type")
+    table.add_column("size", justify="right")
+    table.add_column("share", justify="right")
+    rows = [(n, group, kind) for group, types in groups.items() for kind, n in types.items()]
+    for n, group, kind in sorted(rows, reverse=True):
+        table.add_row(group, kind, _size(n), f"{n / total:.1%}")
+    return table
+
+
+def _size(n_bytes: int) -> str:
+    size, units = float(n_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while size >= 1024 and len(units) > 1:
+        size, units = size / 1024, units[1:]
+    return f"{size:.0f} B" if units[0] == "B" else f"{size:.1f} {units[0]}"

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from gguf_files import Model
+from typer.testing import CliRunner
+
+from gguf_mtp.cli.inspect import inspect
+from gguf_mtp.errors import LoadFailed
+
+app = typer.Typer()
+app.command()(inspect)
+
+
+@pytest.fixture
+def sound(tmp_path: Path) -> Path:
+    return Model().write(tmp_path / "sound.gguf")
+
+
+def test_json_has_the_documented_keys(sound: Path) -> None:
+    result = CliRunner().invoke(app, [str(sound), "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found.pop("tensors")["output"] == {"F32": 300 * 32 * 4}
+    assert found == {
+        "path": str(sound),
+        "name": "tiny",
+        "file_bytes": sound.stat().st_size,
+        "architecture": "deepseek2",
+        "n_layer": 2,
+        "n_mtp": 1,
+        "can_draft": True,
+        "reason": "blk.2 is an MTP block that llama.cpp can run",
+        "context_length": 256,
+        "vocab": 300,
+    }
+
+
+def test_the_table_is_plain_text_in_a_pipe(sound: Path) -> None:
+    result = CliRunner().invoke(app, [str(sound)])
+    assert result.exit_code == 0, result.output
+    assert "\x1b" not in result.stdout
+    lines = result.stdout.splitlines()
+    assert lines[0] == f"tiny  {sound}"
+    assert lines[1].startswith("deepseek2, 2 layers, 1 MTP, context 256, 300 tokens, ")
+    assert lines[2] == "drafts: blk.2 is an MTP block that llama.cpp can run"
+    cells = [line.split() for line in lines[4:]]
+    assert cells[0] == ["tensors", "type", "size", "share"]
+    assert ["output", "F32", "37.5", "KiB", "16.4%"] in cells
+    shares = [float(row[-1].rstrip("%")) for row in cells[2:]]
+    assert shares == sorted(shares, reverse=True)
+    assert abs(sum(shares) - 100) < 0.5
+
+
+def test_a_name_that_looks_like_markup_is_shown_as_it_is(tmp_path: Path) -> None:
+    path = Model(extra={"general.name": "[bold]x[/]"}).write(tmp_path / "m.gguf")
+    assert CliRunner().invoke(app, [str(path)]).stdout.startswith("[bold]x[/]  ")
+
+
+def test_a_bad_file_raises_for_the_entry_point_to_print(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(b"")
+    result = CliRunner().invoke(app, [str(bad)])
+    assert isinstance(result.exception, LoadFailed)
