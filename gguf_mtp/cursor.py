@@ -78,7 +78,7 @@ class Cursor:
             (size,) = length.unpack(self.take(8))
             if size > MAX_STRING:
                 raise self.damaged(f"a text of {size} bytes in {key}")
-            text = self.take(size)
+            text = self.take(size).partition(b"\0")[0]  # llama.cpp reads it as a C string
             if unique and text:
                 if text in seen:
                     raise self.damaged(f"token {index} of {key} is {text!r}, as is an earlier one")

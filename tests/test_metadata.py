@@ -191,6 +191,7 @@ ABORTS: dict[str, tuple[Change, str]] = {
     "half-precision bias": (kinds("blk.1.exp_probs_b.bias", 1), "exp_probs_b.bias is F16"),
     "temperature without its length": (hyper(attention__temperature_scale=0.1), "temperature"),
     "MTP block alone": (mtp_only, "without the model around it"),
+    "tokens equal up to a NUL": (lambda m: m.tokens.__setitem__(299, "<w0>\0x"), "token 299"),
     "two equal tokens": (lambda m: m.tokens.__setitem__(299, "<w0>"), "token 299"),
 }
 NO_DRAFT: dict[str, tuple[Change, str]] = {
