@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..types import Stats
+from ..stats import Stats
 
 
 def timings(stats: Stats) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
-    from ..types import Stats
+    from ..stats import Stats
 
 _N_TOKENS = 32
 _N_DRAFTS = 64
@@ -66,7 +66,8 @@ def _decode(
 ) -> tuple[Sequence[int], Stats]:
     """The first prompt's tokens; further prompts only until enough was drafted to judge."""
     from ..load import LoadOptions, load
-    from ..types import SamplingParams, Stats
+    from ..stats import Stats
+    from ..types import SamplingParams
 
     total, answers = Stats(), []
     options = LoadOptions(n_ctx=512, n_threads=n_threads, draft=draft, draft_min=1, draft_max=1)

@@ -14,12 +14,13 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from gguf_mtp.errors import ContextFull, DecodeError, RequestError
 from gguf_mtp.pace import Pace
-from gguf_mtp.sequence import Outcome, Request, Slot, Turn
+from gguf_mtp.saved import pack, unpack
+from gguf_mtp.sequence import Outcome, Request, Slot, Times, Turn, round_of
 from gguf_mtp.slots import Slots
+from gguf_mtp.stats import Stats
 from gguf_mtp.types import (
     Ask,
     Chunk,
@@ -27,13 +28,10 @@ from gguf_mtp.types import (
     Depth,
     Drafter,
     FinishReason,
-    Judged,
     Output,
     Room,
-    Round,
     Rows,
     SamplingParams,
-    Stats,
     Step,
 )
 
@@ -46,12 +44,14 @@ NO_CELLS = 1
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
     """`n_ctx`: tokens of one sequence, prompt and answer; `n_seq`: sequences at once; `n_batch`:
-    rows of one target decode. `end_tokens` end an answer and are never part of it."""
+    rows of one target decode. `end_tokens` end an answer and are never part of it. `fingerprint`
+    names the model and its cache settings: saved sequences of another one are refused."""
 
     n_ctx: int
     n_seq: int
     n_batch: int
     end_tokens: frozenset[int]
+    fingerprint: str = ""
 
 
 class Engine:
@@ -112,6 +112,29 @@ class Engine:
                 return Chunk(id_, [], 0, "cancelled", request.stats)
         return None
 
+    def save(self, tokens: Sequence[int]) -> bytes:
+        """What is read of the beginning of `tokens`, as bytes for `restore`. Nothing may be running
+        on it. Raises `SavedStateError` when no cache holds any of it."""
+        held, parts = self._slots.save(tokens)
+        return pack(self._fingerprint(), held, parts)
+
+    def restore(self, data: bytes) -> list[int]:
+        """Takes a saved sequence up again; returns its tokens, which a prompt may now begin with.
+
+        Raises `SavedStateError` for damaged bytes, another model or other settings; nothing changes
+        then.
+        """
+        saved = unpack(data, self._fingerprint())
+        if len(saved.tokens) > self.limits.n_ctx:
+            raise ContextFull(len(saved.tokens), self.limits.n_ctx)
+        self._slots.load(saved.tokens, saved.parts)
+        return saved.tokens
+
+    def _fingerprint(self) -> str:
+        return (
+            f"{self.limits.fingerprint}, drafter {self._drafter.name if self._drafter else 'none'}"
+        )
+
     def generate(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, max_tokens: int
     ) -> Iterator[Chunk]:
@@ -157,7 +180,7 @@ class Engine:
             certain + [_seen(*seen) for seen in zip(prompts, read, strict=True)]
         )
         self._count(
-            list(zip(turns, outcomes, strict=True)), prompts, _Times(start, step.seconds, draft_s)
+            list(zip(turns, outcomes, strict=True)), prompts, Times(start, step.seconds, draft_s)
         )
         reading = [
             Chunk(r.id, [], 0) for s, r in self._slots.active() if s.seq in {p.seq for p in prompts}
@@ -227,7 +250,7 @@ class Engine:
         return _seen(Rows(turn.seq, pos, tokens[pos : pos + n]), output)
 
     def _count(
-        self, judged: Sequence[tuple[Turn, Outcome]], prompts: Sequence[Rows], times: _Times
+        self, judged: Sequence[tuple[Turn, Outcome]], prompts: Sequence[Rows], times: Times
     ) -> None:
         """Counts, per request and for the depth decision."""
         seconds = time.perf_counter() - times.start
@@ -240,20 +263,7 @@ class Engine:
         for turn, outcome in judged:
             turn.count(outcome, seconds)
         if judged and self.is_drafting:
-            self.depth.record(
-                Round(
-                    judged=[
-                        Judged(t.seq, t.draft.confidence, o.n_accepted, o.n_judged)
-                        for t, o in judged
-                    ],
-                    n_rows=sum(1 + len(t.draft.tokens) for t, _ in judged),
-                    n_prefill=sum(n_prompt.values()),
-                    n_cells=sum(len(t.slot.tokens) for t, _ in judged),
-                    target_s=times.target_s,
-                    draft_s=times.draft_s,
-                    other_s=seconds - times.target_s - times.draft_s,
-                )
-            )
+            self.depth.record(round_of(judged, sum(n_prompt.values()), times, seconds))
             if self.depth.off_reason:
                 self._stop_drafting(self.depth.off_reason)
 
@@ -270,15 +280,6 @@ class Engine:
         self.depth.forget(slot.seq)
         self.totals += request.stats
         return chunk._replace(finish_reason=reason, stats=request.stats)
-
-
-class _Times(NamedTuple):
-    """When a round began (perf_counter), and the seconds its target decode and its drafting
-    took."""
-
-    start: float
-    target_s: float
-    draft_s: float
 
 
 def _seen(rows: Rows, output: Output) -> Rows:

@@ -7,6 +7,7 @@
     ├── RequestError               a parameter out of range, an empty prompt
     │   └── ContextFull            the prompt does not fit the context
     ├── DecodeError                llama_decode failed; carries its code
+    ├── SavedStateError            a saved sequence that is damaged or belongs to another model
     ├── CannotRewind               a KV cache refused to drop its last rows; nothing was changed
     └── ConversionError            a checkpoint that cannot be converted; names the file or tensor
 
@@ -48,7 +49,7 @@ class ContextFull(RequestError):
 
 
 class DecodeError(GgufMtpError):
-    """`llama_decode` failed with `code`: 1 no free cells, -1 a refused batch, others a failed pass."""
+    """`llama_decode` failed with `code`: 1 no cells, -1 a refused batch, others a failed pass."""
 
     def __init__(self, code: int, what: str) -> None:
         super().__init__(f"{what} (llama_decode returned {code})")
@@ -57,6 +58,10 @@ class DecodeError(GgufMtpError):
 
 class CannotRewind(GgufMtpError):
     """A KV cache refused to drop its last rows; nothing was changed."""
+
+
+class SavedStateError(GgufMtpError):
+    """A saved sequence that is damaged, or belongs to another model or other settings."""
 
 
 class ConversionError(GgufMtpError):

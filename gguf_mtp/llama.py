@@ -22,7 +22,13 @@ import llama_cpp as L
 import numpy as np
 from numpy.typing import NDArray
 
-from gguf_mtp.errors import CannotRewind, DecodeError, LoadFailed, UnsupportedModel
+from gguf_mtp.errors import (
+    CannotRewind,
+    DecodeError,
+    LoadFailed,
+    SavedStateError,
+    UnsupportedModel,
+)
 from gguf_mtp.types import Floats, Output, Rows, Step
 
 LLAMA_CPP_PYTHON = "0.3.36"
@@ -250,6 +256,24 @@ class Context:
         self.rewind(dst, 0)
         L.llama_memory_seq_cp(self._memory, src, dst, 0, n_past)
         self._n_past[dst] = min(n_past, self._n_past[src])
+
+    def save(self, seq: int) -> bytes:
+        size = L.llama_state_seq_get_size(self._ctx, seq)
+        buffer = (ctypes.c_uint8 * size)()
+        written = L.llama_state_seq_get_data(self._ctx, buffer, size, seq)
+        return self._n_past[seq].to_bytes(8, "little") + bytes(buffer[:written])
+
+    def load(self, seq: int, data: bytes) -> int:
+        self.rewind(seq, 0)
+        state = data[8:]
+        buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
+        with _Errors() as errors:
+            read = L.llama_state_seq_set_data(self._ctx, buffer, len(state), seq)
+        if read == 0:
+            L.llama_memory_seq_rm(self._memory, seq, -1, -1)
+            raise SavedStateError(f"llama.cpp refused the saved sequence: {errors.reason()}")
+        self._n_past[seq] = int.from_bytes(data[:8], "little")
+        return self._n_past[seq]
 
     def close(self) -> None:
         if self._ctx:

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from gguf_mtp.sampling import Chain
-from gguf_mtp.types import Draft, FinishReason, Floats, Rows, SamplingParams, Stats, Verdict
+from gguf_mtp.stats import Stats
+from gguf_mtp.types import Draft, FinishReason, Floats, Judged, Round, Rows, SamplingParams, Verdict
 from gguf_mtp.verify import verify
 
 NO_DRAFT = Draft((), (), (), "")
@@ -108,3 +109,26 @@ def cut(verdict: Verdict, draft: Sequence[int], n_left: int, end_tokens: frozens
                 n_judged = n_accepted = i + 1
             return Outcome(tokens[:i], n_judged, n_accepted, "stop")
     return Outcome(tokens, n_judged, n_accepted, "length" if len(tokens) >= n_left else None)
+
+
+class Times(NamedTuple):
+    """When a round began (perf_counter), and the seconds of its target decode and its drafting."""
+
+    start: float
+    target_s: float
+    draft_s: float
+
+
+def round_of(
+    judged: Sequence[tuple[Turn, Outcome]], n_prefill: int, times: Times, seconds: float
+) -> Round:
+    """What the depth decision learns from a round that took `seconds`."""
+    return Round(
+        judged=[Judged(t.seq, t.draft.confidence, o.n_accepted, o.n_judged) for t, o in judged],
+        n_rows=sum(1 + len(t.draft.tokens) for t, _ in judged),
+        n_prefill=n_prefill,
+        n_cells=sum(len(t.slot.tokens) for t, _ in judged),
+        target_s=times.target_s,
+        draft_s=times.draft_s,
+        other_s=seconds - times.target_s - times.draft_s,
+    )

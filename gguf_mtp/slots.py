@@ -6,9 +6,9 @@ and no clock.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from gguf_mtp.errors import CannotRewind
+from gguf_mtp.errors import CannotRewind, RequestError, SavedStateError
 from gguf_mtp.sequence import Request, Slot
 from gguf_mtp.types import Decoder, Drafter, Rows
 
@@ -66,6 +66,41 @@ class Slots:
             self._cut(slot, 0)
             slot.tokens = []
         return bool(idle)
+
+    def save(self, tokens: Sequence[int]) -> tuple[list[int], dict[str, bytes]]:
+        """What the caches hold of the beginning of `tokens`: the tokens, and each cache's bytes.
+
+        Raises `SavedStateError` when they hold nothing of it.
+        """
+        source, n_common = self._best_source(tokens)
+        if n_common < 2 or source.request:
+            raise SavedStateError("there is nothing to save: no idle sequence begins like this")
+        self._cut(source, n_common)
+        source.tokens = source.tokens[:n_common]
+        parts = {"target": self._target.save(source.seq)}
+        if self.drafter:
+            parts["drafter"] = self.drafter.save(source.seq)
+        return source.tokens, parts
+
+    def load(self, tokens: Sequence[int], parts: Mapping[str, bytes]) -> None:
+        """Puts a saved sequence into the idle slot used longest ago.
+
+        Raises `SavedStateError`, and `RequestError` when no slot is idle; the slot is empty then.
+        """
+        free = [s for s in self._slots if not s.request]
+        if not free:
+            raise RequestError("every slot is answering; a sequence can be loaded when one is idle")
+        slot = min(free, key=lambda s: (len(s.tokens) > 0, s.turn))
+        slot.tokens = []
+        try:
+            self._target.load(slot.seq, parts["target"])
+            if self.drafter:
+                self.drafter.load(slot.seq, parts["drafter"])
+        except SavedStateError:
+            self._cut(slot, 0)
+            raise
+        slot.tokens = list(tokens)
+        self._use(slot)
 
     def prompt_rows(self, room: int) -> list[Rows]:
         """The next rows of unread prompts, oldest request first, at most `room` in all."""

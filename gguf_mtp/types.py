@@ -1,19 +1,20 @@
 """The nouns that every module shares, and the seams between them.
 
-Values are frozen dataclasses or named tuples; seams are Protocols. This module imports numpy and
-`errors`, nothing else: whoever has read it knows what travels through the engine.
+Values are frozen dataclasses or named tuples; seams are Protocols. This module imports numpy,
+`errors` and `stats`: whoever has read it knows what travels through the engine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gguf_mtp.errors import RequestError
+from gguf_mtp.stats import Stats
 
 Floats = NDArray[np.float32]
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -124,13 +125,17 @@ class Decoder(Protocol):
     rows of several sequences, one `Rows` per sequence, and raises `DecodeError` with every sequence
     of the batch rewound to where it was. `rewind(seq, n)` drops the rows at positions >= n;
     dropping none is legal. It raises `CannotRewind` and is never half done. `copy` makes `dst`
-    start with the first `n` rows of `src`.
+    start with the first `n` rows of `src`. `save` gives a sequence's bytes; `load` puts them in the
+    place of what the sequence held and returns its `n_past`, or raises `SavedStateError` and leaves
+    it empty.
     """
 
     def n_past(self, seq: int) -> int: ...
     def decode(self, rows: Sequence[Rows]) -> Step: ...
     def rewind(self, seq: int, n_past: int) -> None: ...
     def copy(self, src: int, dst: int, n_past: int) -> None: ...
+    def save(self, seq: int) -> bytes: ...
+    def load(self, seq: int, data: bytes) -> int: ...
 
 
 # -- drafting ----------------------------------------------------------------------------------
@@ -176,8 +181,8 @@ class Drafter(Protocol):
     come exactly once and in order, with `hidden` when `reads_hidden`. `propose` has no lasting
     effect on what is certain and answers each ask in order; `limit.n == 0` is legal and gives an
     empty draft. `rewind(seq, n)`: `tokens[:n]` stay certain, later ones never were; the next row
-    observed is position n - 1 for a drafter that reads hidden rows (`expects` says which). `copy`:
-    as `Decoder.copy`.
+    observed is position n - 1 for a drafter that reads hidden rows. `copy`, `save` and `load` are
+    as the decoder's, with what is buffered.
     """
 
     name: str
@@ -187,6 +192,8 @@ class Drafter(Protocol):
     def propose(self, asks: Sequence[Ask]) -> list[Draft]: ...
     def rewind(self, seq: int, n: int) -> None: ...
     def copy(self, src: int, dst: int, n: int) -> None: ...
+    def save(self, seq: int) -> bytes: ...
+    def load(self, seq: int, data: bytes) -> None: ...
 
 
 # -- depth -------------------------------------------------------------------------------------
@@ -250,66 +257,6 @@ class Depth(Protocol):
 
 
 # -- answers -----------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Stats:
-    """Counts and times of one request, or of several added up (`+=`). Times are wall clock, in
-    seconds.
-
-    A request's prompt counts as prefill except its last token, which the first round decodes.
-    `judged_per_position[k]` drafts were judged at position k, and `accepted_per_position[k]` kept.
-    """
-
-    prefill_tokens: int = 0
-    cached_tokens: int = 0
-    prefill_s: float = 0.0
-    decode_tokens: int = 0
-    decode_s: float = 0.0
-    rounds: int = 0
-    drafted: int = 0
-    judged_per_position: list[int] = field(default_factory=list)
-    accepted_per_position: list[int] = field(default_factory=list)
-
-    @property
-    def accepted(self) -> int:
-        return sum(self.accepted_per_position)
-
-    def count_prompt(self, n_rows: int, seconds: float) -> None:
-        self.prefill_tokens += n_rows
-        self.prefill_s += seconds
-
-    def count_round(
-        self, n_committed: int, n_drafted: int, n_judged: int, n_accepted: int, seconds: float
-    ) -> None:
-        self.rounds += 1
-        self.decode_tokens += n_committed
-        self.decode_s += seconds
-        self.drafted += n_drafted
-        _add(self.judged_per_position, [1] * n_judged)
-        _add(self.accepted_per_position, [1] * n_accepted)
-
-    def __iadd__(self, other: Stats) -> Stats:
-        for name in (
-            "prefill_tokens",
-            "cached_tokens",
-            "prefill_s",
-            "decode_tokens",
-            "decode_s",
-            "rounds",
-            "drafted",
-        ):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        _add(self.judged_per_position, other.judged_per_position)
-        _add(self.accepted_per_position, other.accepted_per_position)
-        return self
-
-
-def _add(total: list[int], more: Sequence[int]) -> None:
-    """Adds per position; `total` grows where `more` is longer."""
-    total += [0] * (len(more) - len(total))
-    for k, n in enumerate(more):
-        total[k] += n
 
 
 class Chunk(NamedTuple):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from gguf_mtp.errors import CannotRewind, DecodeError
+from gguf_mtp.errors import CannotRewind, DecodeError, SavedStateError
 from gguf_mtp.types import Floats, Output, Rows, Step
 
 N_VOCAB = 12
@@ -44,6 +44,7 @@ class FakeTarget:
     ) -> None:
         self.cache: list[list[int]] = [[] for _ in range(n_seq)]
         self.batches: list[list[Rows]] = []
+        self.refuses = False
         self._law, self._n_batch = law, n_batch
         self._can_rewind, self._fail_at = can_rewind, fail_at
 
@@ -77,6 +78,15 @@ class FakeTarget:
     def copy(self, src: int, dst: int, n_past: int) -> None:
         self.cache[dst] = self.cache[src][:n_past]
 
+    def save(self, seq: int) -> bytes:
+        return bytes(self.cache[seq])
+
+    def load(self, seq: int, data: bytes) -> int:
+        if self.refuses:
+            raise SavedStateError("refused")
+        self.cache[seq] = list(data)
+        return len(data)
+
 
 class FakeMtp:
     """A `Decoder` that plays the MTP block of `FakeTarget`; its row p is (hidden p - 1, token p).
@@ -96,6 +106,7 @@ class FakeMtp:
     ) -> None:
         self.cache: list[list[int]] = [[] for _ in range(n_seq)]  # position 0 is never decoded
         self.batches: list[list[Rows]] = []
+        self.refuses = False
         self._skill, self._n_batch, self._fail_at = skill, n_batch, fail_at
 
     def n_past(self, seq: int) -> int:
@@ -133,3 +144,12 @@ class FakeMtp:
 
     def copy(self, src: int, dst: int, n_past: int) -> None:
         self.cache[dst] = self.cache[src][:n_past]
+
+    def save(self, seq: int) -> bytes:
+        return bytes(self.cache[seq])
+
+    def load(self, seq: int, data: bytes) -> int:
+        if self.refuses:
+            raise SavedStateError("refused")
+        self.cache[seq] = list(data)
+        return len(data)

@@ -13,7 +13,8 @@ from gguf_mtp.depth import FixedDepth
 from gguf_mtp.drafters.mtp import MtpDrafter
 from gguf_mtp.engine import Engine, EngineLimits
 from gguf_mtp.errors import ContextFull, DecodeError, RequestError
-from gguf_mtp.types import Chunk, SamplingParams, Stats
+from gguf_mtp.stats import Stats
+from gguf_mtp.types import Chunk, SamplingParams
 from tests.fakes import N_VOCAB, FakeMtp, FakeTarget, logits_after
 
 GREEDY = SamplingParams(temperature=0)

@@ -19,7 +19,8 @@ from gguf_mtp.demo import demo_model
 from gguf_mtp.engine import Engine
 from gguf_mtp.load import LoadOptions, load
 from gguf_mtp.session import Session
-from gguf_mtp.types import Decoder, Draft, Floats, Rows, SamplingParams, Stats, Step, Verdict
+from gguf_mtp.stats import Stats
+from gguf_mtp.types import Decoder, Draft, Floats, Rows, SamplingParams, Step, Verdict
 from gguf_mtp.verify import verify
 
 pytestmark = pytest.mark.native

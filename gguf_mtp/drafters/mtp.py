@@ -133,12 +133,41 @@ class MtpDrafter:
         target.hidden, target.newest = list(source.hidden), source.newest
         self.rewind(dst, n)
 
+    def save(self, seq: int) -> bytes:
+        """The sequence's bytes: the cache, and the rows buffered for it."""
+        self._settle(seq)
+        pending = self._pending[seq]
+        tokens = np.array([pending.first, *pending.tokens], "<i8").tobytes()
+        hidden = pending.rows(len(pending.tokens)) if pending.tokens else np.empty((0, 0))
+        parts = (tokens, hidden.astype("<f4").tobytes(), self._context.save(seq))
+        return b"".join(len(p).to_bytes(8, "little") + p for p in parts)
+
+    def load(self, seq: int, data: bytes) -> None:
+        """Puts saved bytes in the place of what the sequence held; raises `SavedStateError`."""
+        parts = []
+        while data:
+            end = 8 + int.from_bytes(data[:8], "little")
+            parts.append(data[8:end])
+            data = data[end:]
+        first, *tokens = np.frombuffer(parts[0], "<i8").tolist()
+        pending = self._pending[seq]
+        pending.restart(0)
+        self._context.load(seq, parts[2])
+        pending.first, pending.tokens = first, tokens
+        if tokens:
+            rows = np.frombuffer(parts[1], "<f4").astype(np.float32)
+            pending.hidden = [rows.reshape(len(tokens), -1)]
+
     def _has_rows(self, seq: int) -> bool:
         """Whether there is a row to draft from; one already decoded is taken out of the cache."""
+        self._settle(seq)
+        return bool(self._pending[seq].tokens)
+
+    def _settle(self, seq: int) -> None:
+        """Makes sure that the newest certain row is buffered, not in the cache, if it is known."""
         pending = self._pending[seq]
         pending.put_back()
         self._context.rewind(seq, pending.first + 1)
-        return bool(pending.tokens)
 
     def _catch_up(self, active: Sequence[_Run]) -> Sequence[Output]:
         """Decodes every buffered row of these sequences; the last of each gives an output."""
