@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from gguf_mtp.depth.auto import AutoDepth
 from gguf_mtp.types import Depth, Judged, Room, Round
 
 MAX_DEPTH = 8
@@ -86,7 +87,7 @@ def simulate(
     for i in range(n_rounds):
         profile = profiles(i)
         n = depth.choose(room)[0].n
-        probe = getattr(depth, "probe", None)
+        probe = depth.prober.probe if isinstance(depth, AutoDepth) else None
         target_s = world.target[n] + (world.rebuild if n + 1 != last_rows else 0.0)
         last_rows = n + 1
         draft_s = world.step * n
@@ -101,7 +102,7 @@ def simulate(
         trace.seconds.append(target_s + draft_s)
         trace.tokens.append(expected_tokens(profile, n))
         if probe is not None:
-            instead = fixed_rate(world, profile, probe.best[0])
+            instead = fixed_rate(world, profile, probe.instead.depths[0])
             lost = trace.seconds[-1] - trace.tokens[-1] / instead
             trace.probe_loss.append(lost)
     return trace

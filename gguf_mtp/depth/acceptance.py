@@ -58,7 +58,7 @@ class _Sequence:
 
 
 class Acceptance:
-    """Acceptance by position, for each sequence and shared. Times are counted in `tick`s (rounds)."""
+    """Acceptance by position, of each sequence and shared. Time counts in `tick`s (rounds)."""
 
     def __init__(self, n_max: int) -> None:
         self.shared = Rates(n_max, _SHARED_MEMORY)

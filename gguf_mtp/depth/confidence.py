@@ -1,11 +1,11 @@
 """Where to end a draft early: calibrated acceptance by the drafter's own confidence.
 
 The confidence of a draft token (the largest probability of the drafter's distribution) tells easy
-tokens from hard ones, but not how much it can be trusted: that is counted here, by position and bin,
-and forced to rise with the confidence. A threshold per position then ends a draft where the next
-token would not pay for its row and for the steps after it. Unlike SpecDec++ (arXiv 2405.19715), which
-trains a predictor and thresholds the chance of any rejection, thresholds here follow from measured
-prices. A threshold sees the distribution's maximum, never the token drawn, so the output law stays.
+tokens from hard ones, but not how much it can be trusted: that is counted here, by position and
+bin, and forced to rise with the confidence. A threshold per position then ends a draft where the
+next token would not pay for its row and for the steps after it. SpecDec++ (arXiv 2405.19715) trains
+a predictor and thresholds the chance of any rejection; thresholds here follow from measured prices.
+A threshold sees the distribution's maximum, never the token drawn, so the output law stays.
 """
 
 from __future__ import annotations
@@ -33,18 +33,24 @@ class Table(NamedTuple):
 
 
 class Calibration:
-    """Counts of draft tokens by position and bin of confidence."""
+    """Counts of draft tokens by position and bin of confidence.
+
+    `hits` of `seen` judged tokens were accepted; `mix` are recent draft tokens, judged or not.
+    """
 
     def __init__(self, n_max: int) -> None:
         self.hits = [[0.0] * _N_BINS for _ in range(n_max)]
         self.seen = [[0.0] * _N_BINS for _ in range(n_max)]
         self.mix = [[0.0] * _N_BINS for _ in range(n_max)]
+        self._mixed = [0.0] * n_max  # sums of `mix`
+        self._rates: list[list[float]] = []
 
     def observe(self, confidence: Sequence[float], n_accepted: int, n_judged: int) -> None:
         """A draft with these confidences; the first `n_judged` tokens were judged."""
         for j, value in enumerate(confidence):
             b = bisect_right(EDGES, value)
-            self._mixed(j, b)
+            self._fade(j)
+            self.mix[j][b] += 1.0
             if j < n_judged:
                 seen, hits = self.seen[j], self.hits[j]
                 if seen[b] >= _MEMORY:
@@ -53,39 +59,44 @@ class Calibration:
                 seen[b] += 1.0
                 hits[b] += j < n_accepted
 
-    def _mixed(self, j: int, b: int) -> None:
-        self._fade(j)
-        self.mix[j][b] += 1.0
-
     def _fade(self, j: int) -> None:
-        mix = self.mix[j]
-        if sum(mix) >= _RECENT:
-            mix[:] = [share * (1 - 1 / _RECENT) for share in mix]
+        """Make room in the mix for one more draft token."""
+        if self._mixed[j] >= _RECENT:
+            keep = 1 - 1 / _RECENT
+            self.mix[j] = [share * keep for share in self.mix[j]]
+            self._mixed[j] *= keep
+        self._mixed[j] += 1.0
 
     def observe_cut(self, j: int, below: float) -> float:
         """A draft ended at position `j`, its confidence below `below`: the expected acceptance of
-        the token that was not drafted. Its bin is not known, so all that it may be in get a share."""
+        the token that was not drafted. Its bin is not known: all that it may be in get a share."""
         n_below = bisect_right(EDGES, below * (1 - 1e-9)) + 1
         self._fade(j)
-        mix, rates = self.mix[j], self.rates(j)
+        mix = self.mix[j]
+        rates = self._rates[j] if j < len(self._rates) else self.rates()[j]
         total = sum(mix[:n_below]) + 1e-3 * n_below
-        shares = [(mix[b] + 1e-3) / total for b in range(n_below)]
-        for b, share in enumerate(shares):
+        expected = 0.0
+        for b in range(n_below):
+            share = (mix[b] + 1e-3) / total
             mix[b] += share
-        return sum(share * rate for share, rate in zip(shares, rates, strict=False))
+            expected += share * rates[b]
+        return expected
 
-    def rates(self, j: int) -> list[float]:
-        """Acceptance by bin at position `j`: pooled over positions where little was seen, rising."""
-        all_seen = [sum(one[b] for one in self.seen) for b in range(_N_BINS)]
-        all_hits = [sum(one[b] for one in self.hits) for b in range(_N_BINS)]
+    def rates(self) -> list[list[float]]:
+        """Acceptance by position and bin: pooled over positions where little was seen, rising."""
+        all_seen = [sum(column) for column in zip(*self.seen, strict=True)]
+        all_hits = [sum(column) for column in zip(*self.hits, strict=True)]
         mean = (sum(all_hits) + 1.0) / (sum(all_seen) + 2.0)
-        rates, weights = [], []
-        for b in range(_N_BINS):
-            pooled = (all_hits[b] + _POOL_WEIGHT * mean) / (all_seen[b] + _POOL_WEIGHT)
-            weight = self.seen[j][b] + _POOL_WEIGHT
-            rates.append((self.hits[j][b] + _POOL_WEIGHT * pooled) / weight)
-            weights.append(weight)
-        return rising(rates, weights)
+        pooled = [
+            (hits + _POOL_WEIGHT * mean) / (seen + _POOL_WEIGHT)
+            for hits, seen in zip(all_hits, all_seen, strict=True)
+        ]
+        self._rates = []
+        for hits, seen in zip(self.hits, self.seen, strict=True):
+            weights = [one + _POOL_WEIGHT for one in seen]
+            rates = [(hits[b] + _POOL_WEIGHT * pooled[b]) / weights[b] for b in range(_N_BINS)]
+            self._rates.append(rising(rates, weights))
+        return self._rates
 
     def table(self, n: int, first: float) -> Table:
         """For positions 0..n-1; a position without draft tokens borrows its predecessor's mix.
@@ -93,14 +104,12 @@ class Calibration:
         Where the sequence at hand is accepted less at position 0 (`first`) than its confidences
         promise, all its promises are lowered in proportion.
         """
-        trust = 1.0
         kept, accepted = [], []
-        mix = [1.0] * _N_BINS
-        for j in range(n):
-            if sum(self.mix[j]) >= 1.0:
+        mix, trust = [1.0] * _N_BINS, 1.0
+        for j, rates in enumerate(self.rates()[:n]):
+            if self._mixed[j] >= 1.0:
                 mix = self.mix[j]
             total = sum(mix)
-            rates = self.rates(j)
             if j == 0:
                 promised = sum(share * rate for share, rate in zip(mix, rates, strict=True)) / total
                 trust = min(first / promised, 1.0)
@@ -114,7 +123,7 @@ class Calibration:
 
     @property
     def is_ready(self) -> bool:
-        return bool(self.mix) and sum(self.mix[0]) >= _LEAST_SEEN
+        return bool(self.mix) and self._mixed[0] >= _LEAST_SEEN
 
 
 def rising(rates: list[float], weights: list[float]) -> list[float]:

@@ -50,7 +50,7 @@ class TargetCost:
         self._excess = 0.0
         self._scale_variance = 0.0
         self._n_noise = 2
-        self._n_rebuild = 0
+        self._n_rebuild = 4
         self._now = 0
         self._mean: list[float] = []
         self._low: list[float] = []
@@ -63,7 +63,7 @@ class TargetCost:
         cell = self.cells.get(m)
         if not same_shape:
             if cell is not None:
-                self._n_rebuild = min(self._n_rebuild + 1, 16)
+                self._n_rebuild = min(self._n_rebuild + 1, 64)
                 excess = min(seconds - math.exp(self.scale + cell.level), seconds / 2)
                 self._excess += (excess - self._excess) / self._n_rebuild
             return
@@ -75,7 +75,7 @@ class TargetCost:
         self._mean = []
 
     def guess(self, m: int, seconds: float) -> None:
-        """Take one time whose graph was rebuilt for a row count that looks too dear to try again."""
+        """Take a time whose graph was rebuilt, of a row count that looks too dear to try again."""
         self._add(m, math.log(max(seconds - self.rebuild, 0.5 * seconds)))
         self.cells[m].variance += _GUESS_SPREAD**2
         self._mean = []
@@ -141,19 +141,18 @@ class TargetCost:
         times = [math.exp(self.scale + self.cells[m].level) for m in seen]
         mean = [times[0]] * (seen[0] + 1)
         low = [_BETWEEN * times[0]] * seen[0]
-        low.append(self._optimist(seen[0], times[0], times[0]))
+        low.append(self._optimist(seen[0], times[0]))
         for i in range(1, len(seen)):
             before, after, gap = times[i - 1], times[i], seen[i] - seen[i - 1]
             for step in range(1, gap):
                 mean.append(before + (after - before) * step / gap)
                 low.append(_BETWEEN * mean[-1])
             mean.append(after)
-            low.append(self._optimist(seen[i], after, before))
+            low.append(self._optimist(seen[i], after))
         self._extend(size, seen, times, mean, low)
         self._mean, self._low = mean, low
 
-    def _optimist(self, m: int, seconds: float, before: float) -> float:
-        """One sample may have been a hiccup: then the truth may lie nearer to the cheaper neighbour."""
+    def _optimist(self, m: int, seconds: float) -> float:
         return seconds * math.exp(-_OPTIMISM * self.spread(m))
 
     def _extend(

@@ -15,10 +15,12 @@ from itertools import accumulate
 from operator import mul
 from typing import NamedTuple
 
+Depths = tuple[int, ...]
+
 
 class Prices(NamedTuple):
-    """Seconds: `target[m]` of a decode with m rows; `first` draft step, each `further` one, and each
-    further `row` of a step; `idle` of a round without drafts."""
+    """Seconds: `target[m]` of a decode with m rows; the `first` draft step, each `further` one, and
+    each further `row` of a step; `idle` of a round without drafts."""
 
     target: Sequence[float]
     first: float
@@ -37,25 +39,90 @@ class Item(NamedTuple):
     rows: int
 
 
-def gains(acceptance: Sequence[float], n: int) -> list[float]:
-    """Probability that draft tokens 1..n are accepted: the running product of `acceptance`."""
-    return list(accumulate(acceptance[:n], mul))
+class Choice(NamedTuple):
+    """Draft depths by sequence, and their expected tokens per second."""
+
+    depths: Depths
+    rate: float
+
+
+class View(NamedTuple):
+    """One estimate of everything, for sequences that may draft up to `room[i]` tokens.
+
+    `acceptance[i][k]` is conditional, `gain[i][k]` the expected tokens of draft token k; `rates[k]`
+    are tokens per second after the first k of `items`.
+    """
+
+    room: Sequence[int]
+    acceptance: Sequence[Sequence[float]]
+    gain: Sequence[Sequence[float]]
+    prices: Prices
+    items: Sequence[Item]
+    rates: Sequence[float]
+
+    @property
+    def plain(self) -> float:
+        """Seconds of a round without drafts."""
+        return self.prices.target[len(self.room)] + self.prices.idle
+
+    def depths(self, k: int) -> Depths:
+        """The depth of each sequence after the first `k` steps of growth."""
+        depths = [0] * len(self.room)
+        for item in self.items[:k]:
+            depths[item.who] = item.depth
+        return tuple(depths)
+
+    def tokens(self, depths: Depths) -> float:
+        return len(depths) + sum(sum(g[:n]) for g, n in zip(self.gain, depths, strict=True))
+
+    def seconds(self, depths: Depths) -> float:
+        n_seqs, rows, deepest = len(depths), sum(depths), max(depths)
+        _, first, further, row, _ = self.prices
+        if deepest == 0:
+            return self.plain
+        drafting = first + (deepest - 1) * further + (rows - deepest) * row
+        return self.prices.target[n_seqs + rows] + drafting
+
+    def rate_of(self, depths: Depths) -> float:
+        return self.tokens(depths) / self.seconds(depths)
+
+    def fits(self, depths: Depths) -> bool:
+        return len(depths) == len(self.room) and all(map(int.__le__, depths, self.room))
+
+    def best(self, most: int) -> int:
+        """How many steps of growth give the highest rate with at most `most` draft rows."""
+        rows, k = 0, 0
+        for i, item in enumerate(self.items, 1):
+            rows += item.rows
+            if rows > most:
+                break
+            if self.rates[i] > self.rates[k]:
+                k = i
+        return k
+
+
+def view(
+    acceptance: Sequence[Sequence[float]], room: Sequence[int], prices: Prices, least: int
+) -> View:
+    """Everything that follows from acceptances and prices; a draft has `least` tokens or none."""
+    gain = [list(accumulate(one[:n], mul)) for one, n in zip(acceptance, room, strict=True)]
+    items = growth(gain, least)
+    return View(room, acceptance, gain, prices, items, rates(items, len(room), prices))
 
 
 def growth(gain: Sequence[Sequence[float]], least: int) -> list[Item]:
-    """All steps of growth, best first; `gain[i][k]`: expected tokens of sequence i's token k.
+    """All steps of growth, best first.
 
     A sequence's gains fall with its depth, so this order never takes a token before the one it
     follows. The first `least` tokens of a sequence come as one step, valued by their average.
     """
     items: list[Item] = []
+    block = max(least, 1)
     for who, tokens in enumerate(gain):
-        if len(tokens) < least:
+        if len(tokens) < block:
             continue
-        block = max(least, 1)
-        if tokens:
-            items.append(Item(sum(tokens[:block]), who, block, block))
-        items.extend(Item(tokens[k], who, k + 1, 1) for k in range(block, len(tokens)))
+        items.append(Item(sum(tokens[:block]), who, block, block))
+        items.extend([Item(tokens[k], who, k + 1, 1) for k in range(block, len(tokens))])
     if len(gain) > 1:
         items.sort(key=lambda item: item.tokens / item.rows, reverse=True)
     return items
@@ -66,36 +133,19 @@ def rates(items: Sequence[Item], n_seqs: int, prices: Prices) -> list[float]:
 
     Time: target[rows] plus, for each draft position, one step over the sequences that reach it.
     """
+    target, first, further, row, idle = prices
     tokens, rows = float(n_seqs), n_seqs
     drafting, deepest = 0.0, 0
-    found = [tokens / (prices.target[rows] + prices.idle)]
+    found = [tokens / (target[rows] + idle)]
     for gain, _, depth, more in items:
         tokens += gain
         rows += more
         if depth > deepest:
-            drafting += (depth - deepest) * prices.further + (more - depth + deepest) * prices.row
+            drafting += (depth - deepest) * further + (more - depth + deepest) * row
             if deepest == 0:
-                drafting += prices.first - prices.further
+                drafting += first - further
             deepest = depth
         else:
-            drafting += more * prices.row
-        found.append(tokens / (prices.target[rows] + drafting))
+            drafting += more * row
+        found.append(tokens / (target[rows] + drafting))
     return found
-
-
-def rate_of(depths: Sequence[int], gain: Sequence[Sequence[float]], prices: Prices) -> float:
-    """Expected tokens per second when sequence i drafts `depths[i]` tokens."""
-    n_seqs, rows, deepest = len(depths), sum(depths), max(depths)
-    tokens = n_seqs + sum(sum(one[:n]) for one, n in zip(gain, depths, strict=True))
-    if deepest == 0:
-        return tokens / (prices.target[n_seqs] + prices.idle)
-    drafting = prices.first + (deepest - 1) * prices.further + (rows - deepest) * prices.row
-    return tokens / (prices.target[n_seqs + rows] + drafting)
-
-
-def depths_of(items: Sequence[Item], n_seqs: int) -> tuple[int, ...]:
-    """The depth of each sequence after these steps of growth."""
-    depths = [0] * n_seqs
-    for item in items:
-        depths[item.who] = item.depth
-    return tuple(depths)

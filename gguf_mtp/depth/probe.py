@@ -1,4 +1,4 @@
-"""When to try a depth that is not known to be the best one, and what trying may cost.
+"""When to try depths that are not known to be the best, and what trying may cost.
 
 A probe runs for two rounds or more, because the first round after a change of shape is not recorded
 (llama.cpp rebuilds its graph then). What it costs over doing the best known thing is bounded by a
@@ -8,24 +8,31 @@ share of all decode time; a direction that does not pay is tried half as often e
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-SHARE = 0.015  # of all decode time that probes may cost
-_EARLY_SHARE = 0.005  # the same before the first 400 plain rounds, on top of the allowance
-_ALLOWANCE = 4.0  # plain rounds that probes may cost at once
+from gguf_mtp.depth.costs import TargetCost
+from gguf_mtp.depth.plan import Choice, Depths, View
+
+HYSTERESIS = 1.02  # another choice must promise this much more
+
+_SHARE = 0.015  # of all decode time that probes may cost
+_EARLY_SHARE = 0.005  # the same before the first 400 plain rounds, on top of an allowance
+_ALLOWANCE = 4.0  # plain rounds
 _FIRST_WAIT, _LAST_WAIT = 8, 512  # rounds between probes in a direction that does not pay
 _CALM = 0.004  # waits do not grow once probes cost less than this share of the time
 _LEAST_ROUNDS, _MOST_ROUNDS = 2, 32
+_LOOK_EVERY = 4  # rounds between looks for something worth probing
+_REBUILD = 0.5  # the most that rebuilding a graph adds, in plain rounds (0.39 was measured)
 
 
 @dataclass(slots=True)
 class Probe:
-    """A trial in progress: who drafts how far, and what it has cost and committed."""
+    """A trial in progress: who drafts how far, what would be done `instead`, and its cost."""
 
     seqs: tuple[int, ...]
-    depths: tuple[int, ...]
-    best: tuple[int, ...]  # what would be done otherwise
-    rate: float  # and its tokens per second
+    depths: Depths
+    instead: Choice
     n_rounds: int = 0
     n_recorded: int = 0
     seconds: float = 0.0
@@ -33,53 +40,141 @@ class Probe:
 
     @property
     def is_up(self) -> bool:
-        return sum(self.depths) > sum(self.best)
+        return sum(self.depths) > sum(self.instead.depths)
+
+    @property
+    def may_end(self) -> bool:
+        enough = self.n_recorded > 0 or self.n_rounds >= 2 * _LEAST_ROUNDS
+        return self.n_rounds >= _LEAST_ROUNDS and enough
 
     def cost(self, tokens: float) -> float:
-        """Seconds lost so far against the best known rate, when a round is expected to commit
-        `tokens`. What it did commit would add luck to the account."""
-        return max(self.seconds - self.n_rounds * tokens / self.rate, 0.0)
+        """Seconds lost against the best known rate, when a round is expected to commit `tokens`.
+        What it did commit would add luck to the account."""
+        return max(self.seconds - self.n_rounds * tokens / self.instead.rate, 0.0)
 
 
-class ProbeBudget:
-    """Keeps the account of probes: seconds spent, and the wait in each direction."""
+class Prober:
+    """Starts, prolongs and ends probes, and keeps their account: `spent` of `elapsed` seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, target: TargetCost) -> None:
+        self.probe: Probe | None = None
         self.spent = 0.0
         self.elapsed = 0.0
+        self._target = target
         self._now = 0
         self._wait = {True: _FIRST_WAIT, False: _FIRST_WAIT}
         self._next = {True: 0, False: 0}
+        self._until_look = 0
 
-    def tick(self, seconds: float) -> None:
+    def record(self, seconds: float, target_s: float, recorded: bool) -> None:
+        """A round took `seconds`; `recorded`: its target time counted."""
         self._now += 1
         self.elapsed += seconds
+        if self.probe is not None:
+            self.probe.n_rounds += 1
+            self.probe.n_recorded += recorded
+            self.probe.seconds += seconds
+            self.probe.target_s = target_s
 
-    def waits(self, up: bool) -> bool:
-        """Whether it is too early to try a direction again that did not pay."""
-        return self._now < self._next[up]
+    def next(
+        self, seqs: tuple[int, ...], view: View, best: Choice, optimist: Callable[[], View]
+    ) -> Depths | None:
+        """Depths to try in this round, or None to do the best known thing."""
+        if self.probe is not None and self._goes_on(self.probe, seqs, view, best, optimist):
+            return self.probe.depths
+        self._until_look -= 1
+        if self._until_look > 0:
+            return None
+        self._until_look = _LOOK_EVERY
+        self.probe = self._find(seqs, view, best, optimist())
+        return self.probe.depths if self.probe else None
 
-    def affords(self, cost: float, plain: float) -> bool:
-        """Whether `cost` more seconds may be lost; `plain`: seconds of a plain round."""
-        return self.spent + cost <= max(_ALLOWANCE * plain + _EARLY_SHARE * self.elapsed, SHARE * self.elapsed)
+    # -- ending ----------------------------------------------------------------------------------
 
-    def close(self, probe: Probe, cost: float, paid: bool, plain: float) -> None:
-        """Book a finished probe that cost `cost` seconds."""
+    def _goes_on(
+        self,
+        probe: Probe,
+        seqs: tuple[int, ...],
+        view: View,
+        best: Choice,
+        optimist: Callable[[], View],
+    ) -> bool:
+        if probe.seqs != seqs or not view.fits(probe.depths):
+            self._end(probe, probe.cost(len(probe.depths)), view, paid=True)
+            return False
+        tokens = view.tokens(probe.depths)
+        paid = False
+        if probe.may_end:
+            moved = sum(best.depths) - sum(probe.instead.depths)
+            paid = moved != 0 and (moved > 0) == probe.is_up
+            if not paid and probe.n_rounds < _MOST_ROUNDS:
+                lost = max(view.seconds(probe.depths) - tokens / best.rate, 0.0)
+                if self._affords(probe.cost(tokens) + lost, view):
+                    return optimist().rate_of(probe.depths) > HYSTERESIS * best.rate or self._end(
+                        probe, probe.cost(tokens), view, paid=False
+                    )
+        elif probe.n_rounds != 1 or not self._is_hopeless(probe, view, optimist):
+            return True
+        return self._end(probe, probe.cost(tokens), view, paid)
+
+    def _end(self, probe: Probe, cost: float, view: View, paid: bool) -> bool:
+        """Book a probe; False, as it does not go on."""
+        cost += self._target.rebuild  # on the way back
         self.spent += cost
+        self.probe = None
+        self._until_look = 0
         up = probe.is_up
         if paid:
             self._wait[up] = _FIRST_WAIT
-            return
-        self._next[up] = self._now + self._wait[up]
-        longest = min(max(cost / (_CALM * plain), 4.0 * _FIRST_WAIT), _LAST_WAIT)
-        self._wait[up] = min(2 * self._wait[up], int(longest))
+        else:
+            self._next[up] = self._now + self._wait[up]
+            longest = min(max(cost / (_CALM * view.plain), 4.0 * _FIRST_WAIT), _LAST_WAIT)
+            self._wait[up] = min(2 * self._wait[up], int(longest))
+        return False
 
+    def _is_hopeless(self, probe: Probe, view: View, optimist: Callable[[], View]) -> bool:
+        """Whether the first round, though its graph was rebuilt, took too long for any luck."""
+        rows = len(view.room) + sum(probe.depths)
+        if rows in self._target.cells:
+            return False
+        least = probe.seconds * self._target.least - _REBUILD * view.plain
+        if optimist().tokens(probe.depths) > probe.instead.rate * least:
+            return False
+        self._target.guess(rows, probe.target_s)
+        return True
 
-def may_end(probe: Probe) -> bool:
-    return probe.n_rounds >= _LEAST_ROUNDS and (
-        probe.n_recorded > 0 or probe.n_rounds >= 2 * _LEAST_ROUNDS
-    )
+    # -- starting --------------------------------------------------------------------------------
 
+    def _affords(self, cost: float, view: View) -> bool:
+        early = _ALLOWANCE * view.plain + _EARLY_SHARE * self.elapsed
+        return self.spent + cost <= max(early, _SHARE * self.elapsed)
 
-def must_end(probe: Probe) -> bool:
-    return probe.n_rounds >= _MOST_ROUNDS
+    def _find(self, seqs: tuple[int, ...], view: View, best: Choice, high: View) -> Probe | None:
+        """The change that promises most and is affordable. Even the plain estimate may promise more
+        at a cost extrapolated from others: then that comes first."""
+        n_seqs, top = len(view.room), max(self._target.cells)
+        reach = 2 * top - n_seqs
+        hopes = self._hopes(high, best, reach)
+        leap = view.best(reach)
+        if view.rates[leap] > HYSTERESIS * best.rate and n_seqs + sum(view.depths(leap)) > top:
+            hopes.insert(0, view.depths(leap))
+        for depths in hopes:
+            is_new = n_seqs + sum(depths) not in self._target.cells
+            if not is_new and self._now < self._next[sum(depths) > sum(best.depths)]:
+                continue
+            lost = max(view.seconds(depths) - view.tokens(depths) / best.rate, 0.0)
+            n_rounds = 1 if is_new else 2  # a new one that is hopeless ends after one
+            if self._affords(n_rounds * lost + 2 * self._target.rebuild, view):
+                return Probe(seqs, depths, best)
+        return None
+
+    @staticmethod
+    def _hopes(high: View, best: Choice, reach: int) -> list[Depths]:
+        """Depths of at most `reach` draft rows that an optimist prefers to `best`, best first."""
+        hopes = [
+            (rate, high.depths(k))
+            for k, rate in enumerate(high.rates)
+            if rate > HYSTERESIS * best.rate
+        ]
+        hopes.sort(key=lambda hope: -hope[0])
+        return [d for _, d in hopes if d != best.depths and sum(d) <= reach]

@@ -49,6 +49,11 @@ class Stopping:
         self._until_look = 0
         self._until_open = _OPEN_EVERY
 
+    @property
+    def gain(self) -> float:
+        """What the thresholds in use promise over the best fixed depth; 1 without."""
+        return self.stop.gain if self.stop else 1.0
+
     def look(self, outlook: Outlook) -> None:
         """Weigh thresholds against the best fixed depth, when it is time to."""
         self._until_look -= 1
