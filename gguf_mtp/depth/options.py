@@ -1,0 +1,32 @@
+"""What a user may demand of the draft depth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gguf_mtp.errors import RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class DepthOptions:
+    """Bounds of a draft: 0, or `draft_min` to `draft_max` tokens, each but the certain ones with a
+    confidence of at least `draft_p_min`. Raises `RequestError` when they make no sense."""
+
+    draft_min: int = 0
+    draft_max: int = 8
+    draft_p_min: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.draft_max < 0:
+            raise RequestError(f"draft_max is {self.draft_max}, but must be 0 (off) or more")
+        if not 0 <= self.draft_min <= self.draft_max:
+            raise RequestError(
+                f"draft_min is {self.draft_min}, but must be from 0 to draft_max ({self.draft_max})"
+            )
+        if not 0 <= self.draft_p_min <= 1:
+            raise RequestError(f"draft_p_min is {self.draft_p_min}, but must be from 0 (off) to 1")
+
+    @property
+    def is_fixed(self) -> bool:
+        """Equal bounds leave nothing to decide."""
+        return self.draft_min == self.draft_max
