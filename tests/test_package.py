@@ -1,0 +1,177 @@
+"""What is installed: the wheel's contents, imports that stay light, a command that starts fast."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import gguf_mtp
+
+ROOT = Path(__file__).parents[1]
+HEAVY = ("llama_cpp", "torch", "fastapi", "rich")
+# llama.py and what is built on it may load llama.cpp; the command line loads what a command needs.
+NOT_PURE = {"gguf_mtp.llama", "gguf_mtp.load"}
+NOT_PURE_BELOW = ("gguf_mtp.cli", "gguf_mtp.server")
+
+
+def pure_modules() -> list[str]:
+    folders = {"gguf_mtp": "gguf_mtp", "converters": "gguf_mtp.converters"}
+    names = []
+    for folder, package in folders.items():
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            parts = path.relative_to(ROOT / folder).with_suffix("").parts
+            names.append(".".join([package, *(part for part in parts if part != "__init__")]))
+    pure = [name for name in names if name not in NOT_PURE]
+    return [name for name in pure if not name.startswith(NOT_PURE_BELOW)]
+
+
+def run(*command: str | Path, cwd: Path = ROOT) -> str:
+    done = subprocess.run(list(map(str, command)), cwd=cwd, capture_output=True, text=True)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy, so that no stale build folder of the clone can leak in."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    files = run("git", "ls-files", "--cached", "--others", "--exclude-standard", "-z").split("\0")
+    for name in filter(None, files):
+        if (ROOT / name).is_file():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, source / name)
+    run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", out, source)
+    (built,) = out.glob("*.whl")
+    return built
+
+
+# -- the wheel -----------------------------------------------------------------------------------
+
+
+@pytest.mark.package
+def test_the_wheel_has_one_top_level_name(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    tops = {name.split("/")[0] for name in names}
+    assert tops == {"gguf_mtp", f"gguf_mtp-{gguf_mtp.__version__}.dist-info"}
+
+
+@pytest.mark.package
+def test_the_wheel_holds_all_modules_and_the_demo(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    folders = {"gguf_mtp": "gguf_mtp", "cli": "gguf_mtp/cli", "converters": "gguf_mtp/converters"}
+    expected = {
+        f"{package}/{path.relative_to(ROOT / folder).as_posix()}"
+        for folder, package in folders.items()
+        for path in (ROOT / folder).rglob("*.py")
+    }
+    checkpoint = ROOT / "gguf_mtp" / "demo" / "checkpoint"
+    expected |= {f"gguf_mtp/demo/checkpoint/{path.name}" for path in checkpoint.iterdir()}
+    assert len(list(checkpoint.glob("*.safetensors"))) == 3
+    assert expected | {"gguf_mtp/py.typed"} == {n for n in names if n.startswith("gguf_mtp/")}
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+# -- imports -------------------------------------------------------------------------------------
+
+
+@pytest.mark.package
+def test_pure_modules_import_nothing_heavy() -> None:
+    modules = pure_modules()
+    assert {"gguf_mtp.text", "gguf_mtp.sampling", "gguf_mtp.drafters.mtp"} <= set(modules)
+    # One fresh interpreter a module would take a minute: in one, each module is imported anew.
+    script = f"""
+import importlib, sys
+fresh = set(sys.modules)
+for name in {modules}:
+    importlib.import_module(name)
+    found = set({HEAVY}) & set(sys.modules)
+    if found:
+        print(name, "imports", *sorted(found))
+    for loaded in set(sys.modules) - fresh:
+        if loaded.split(".")[0] in ("gguf_mtp", *{HEAVY}):
+            del sys.modules[loaded]
+"""
+    assert run(sys.executable, "-c", script) == ""
+
+
+@pytest.mark.package
+def test_importing_the_command_line_loads_nothing_heavy() -> None:
+    heavy = (*HEAVY, "numpy", "jinja2", "gguf", "prompt_toolkit")
+    script = f"import sys, gguf_mtp.cli.app\nprint(*sorted(set({heavy}) & set(sys.modules)))"
+    assert run(sys.executable, "-c", script).strip() == ""
+
+
+def test_declared_names_are_there() -> None:
+    """Their order is ruff's business (RUF022)."""
+    assert declared("gguf_mtp")
+    for name in pure_modules():
+        module = importlib.import_module(name)
+        missing = [item for item in declared(name) or () if not hasattr(module, item)]
+        assert missing == [], name
+
+
+def declared(module: str) -> list[str] | None:
+    """`__all__` as it stands in the source."""
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            names: list[str] = ast.literal_eval(node.value)
+            return names
+    return None
+
+
+@pytest.mark.package
+def test_help_starts_nearly_as_fast_as_typer() -> None:
+    def seconds(*command: str) -> float:
+        start = time.perf_counter()
+        run(*command)
+        return time.perf_counter() - start
+
+    command = str(Path(sys.executable).parent / "gguf-mtp")
+    rounds = [
+        (seconds(command, "--help"), seconds(sys.executable, "-c", "import typer"))
+        for _ in range(9)
+    ]
+    # Medians of runs that alternate: a busy machine slows both.
+    extra = statistics.median(help_s - typer_s for help_s, typer_s in rounds[1:])
+    assert extra < 0.2, f"--help costs {extra:.3f} s more than importing typer"
+
+
+# -- a fresh install -----------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.package
+def test_a_fresh_install_answers_without_torch(wheel: Path, tmp_path: Path) -> None:
+    llama_wheel = run(ROOT / ".ci" / "llama-wheel").strip()
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    run(python, "-m", "pip", "install", "-q", llama_wheel, wheel)
+    env = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [python.with_name("gguf-mtp"), "chat"],
+        input="What is an otter?\n",
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "otter" in done.stdout
+    assert "\x1b" not in done.stdout
+    installed = run(python, "-m", "pip", "list", cwd=tmp_path).split()
+    assert "gguf-mtp" in installed
+    assert "torch" not in installed
