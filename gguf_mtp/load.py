@@ -6,6 +6,7 @@ decides nothing during generation.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 from contextlib import ExitStack
@@ -17,10 +18,10 @@ from gguf_mtp import metadata
 from gguf_mtp.depth import FixedDepth
 from gguf_mtp.drafters.mtp import FLUSH, MtpDrafter
 from gguf_mtp.engine import Engine, EngineLimits
-from gguf_mtp.errors import RequestError, UnsupportedModel
-from gguf_mtp.llama import ContextOptions, Model, ModelOptions
+from gguf_mtp.errors import LoadFailed, RequestError, UnsupportedModel
+from gguf_mtp.llama import Context, ContextOptions, Model, ModelOptions
 from gguf_mtp.session import Session
-from gguf_mtp.types import Depth, ModelFacts
+from gguf_mtp.types import Depth, Drafter, ModelFacts
 
 log = logging.getLogger(__name__)
 
@@ -75,11 +76,21 @@ def load(path: str | Path, options: LoadOptions | None = None) -> Session:
     options = options or LoadOptions()
     facts = metadata.read(path)
     drafts = _will_draft(facts, options)
+    n_ctx = options.n_ctx or min(facts.context_length, N_CTX)
+    _check_memory(facts, options, n_ctx)
     with ExitStack() as stack:
         model = stack.enter_context(
             Model(facts.path, ModelOptions(n_gpu_layers=options.n_gpu_layers, load_mtp=drafts))
         )
-        engine = _engine(model, options, drafts)
+        target, drafter = _contexts(model, options, n_ctx, drafts)
+        limits = EngineLimits(
+            n_ctx=n_ctx,
+            n_seq=options.n_seq,
+            n_batch=target.options.n_batch,
+            end_tokens=model.vocab.end_tokens,
+            fingerprint=_fingerprint(facts, options),
+        )
+        engine = Engine(target, drafter, _depth(options, drafts), limits)
         return Session(engine, model.vocab, facts, stack.pop_all())
 
 
@@ -93,8 +104,11 @@ def _will_draft(facts: ModelFacts, options: LoadOptions) -> bool:
     return facts.can_draft
 
 
-def _engine(model: Model, options: LoadOptions, drafts: bool) -> Engine:
-    n_ctx, n_seq = options.n_ctx or min(model.context_length, N_CTX), options.n_seq
+def _contexts(
+    model: Model, options: LoadOptions, n_ctx: int, drafts: bool
+) -> tuple[Context, Drafter | None]:
+    """The target's context, and the drafter over its own; sized so that a round is one pass."""
+    n_seq = options.n_seq
     n_rows = n_seq * (options.draft_max + 1 if drafts else 1)  # of a round
     plain = ContextOptions(
         n_ctx=n_ctx * n_seq,
@@ -105,17 +119,46 @@ def _engine(model: Model, options: LoadOptions, drafts: bool) -> Engine:
         strict=options.strict,
     )
     target = model.context(replace(plain, hidden=drafts))
-    drafter = None
-    if drafts:
-        n_batch = max(2 * FLUSH, n_rows)
-        mtp = replace(plain, is_mtp=True, n_batch=n_batch, n_outputs=n_seq)
-        drafter = MtpDrafter(model.context(mtp), n_seq, n_batch)
-    limits = EngineLimits(n_ctx, n_seq, plain.n_batch, model.vocab.end_tokens)
-    return Engine(target, drafter, _depth(options, drafts), limits)
+    if not drafts:
+        return target, None
+    n_batch = max(2 * FLUSH, n_rows)
+    mtp = model.context(replace(plain, is_mtp=True, n_batch=n_batch, n_outputs=n_seq))
+    return target, MtpDrafter(mtp, n_seq, n_batch)
 
 
 def _depth(options: LoadOptions, drafts: bool) -> Depth:
     return FixedDepth(options.draft_max if drafts else 0)
+
+
+def _check_memory(facts: ModelFacts, options: LoadOptions, n_ctx: int) -> None:
+    """A context far beyond the machine's memory is refused before the system runs out of it."""
+    arch, n_layers = facts.architecture, facts.n_layer + facts.n_mtp
+    width = facts.kv.get(f"{arch}.attention.key_length", 0)
+    heads = facts.kv.get(f"{arch}.attention.head_count_kv", 1)
+    if not isinstance(width, int) or not isinstance(heads, int):
+        return  # a value per layer: llama.cpp will say whether it fits
+    n_bytes = n_ctx * options.n_seq * n_layers * width * heads * (4 if options.strict else 2)
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if n_bytes > memory:
+        raise LoadFailed(
+            f"a context of {n_ctx} tokens for {options.n_seq} sequences needs "
+            f"{n_bytes / 1e9:.1f} GB, but this machine has {memory / 1e9:.1f} GB; lower -c"
+        )
+
+
+def _fingerprint(facts: ModelFacts, options: LoadOptions) -> str:
+    """Names the weights and the cache's kind, from the header and samples of the data."""
+    digest = hashlib.sha256()
+    for tensor in facts.tensors:
+        digest.update(repr(tensor[:4]).encode())
+    for file in sorted({tensor.file for tensor in facts.tensors}):
+        with Path(file).open("rb") as stream:
+            size = stream.seek(0, os.SEEK_END)
+            for part in range(8):
+                stream.seek(size * part // 8)
+                digest.update(stream.read(1 << 16))
+    kind = "F32" if options.strict else "F16"
+    return f"{facts.name or facts.architecture} {digest.hexdigest()[:16]} with {kind} cache"
 
 
 def physical_cores() -> int:

@@ -8,7 +8,7 @@ noise; there every drafted text is replayed and held to that noise.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -98,7 +98,8 @@ class Dirty:
 
 def test_mutant_that_leaves_a_rejected_row_is_caught(plain: list[list[int]]) -> None:
     with strict(2) as session:
-        session.engine._target = Dirty(session.engine._target)
+        engine = session.engine
+        engine._target = engine._slots._target = Dirty(engine._target)
         texts, _ = answers(session, 10)
     assert texts != plain[:10]
 
@@ -123,28 +124,28 @@ def test_mutant_that_trusts_the_drafter_is_caught(
 # -- product settings --------------------------------------------------------------------------
 
 
-def rows_of(session: Session, tokens: Sequence[int], m: int) -> Iterator[Floats]:
+def rows_of(session: Session, tokens: Sequence[int], m: int) -> Floats:
     """The target's logits after each prefix of `tokens`, decoded `m` rows at a time."""
     target: Decoder = session.engine._target
     target.rewind(0, 0)
+    rows = []
     for i in range(0, len(tokens), m):
         piece = tokens[i : i + m]
-        yield from target.decode([Rows(0, i, piece, len(piece))]).outputs[0].logits.copy()
+        rows.append(target.decode([Rows(0, i, piece, len(piece))]).outputs[0].logits.copy())
     target.rewind(0, 0)
+    return np.concatenate(rows)
 
 
 def batch_shape_noise(session: Session, texts: Sequence[Sequence[int]], m: int) -> float:
     """The largest logit difference between decodes of one row and of `m`."""
     return max(
-        float(np.abs(one - many).max())
-        for text in texts
-        for one, many in zip(rows_of(session, text, 1), rows_of(session, text, m), strict=True)
+        float(np.abs(rows_of(session, text, 1) - rows_of(session, text, m)).max()) for text in texts
     )
 
 
 def replay(session: Session, prompt: list[int], answer: list[int]) -> list[float]:
     """How far each answer token's logit lies below its row's maximum, decoded one row at a time."""
-    rows = list(rows_of(session, [*prompt, *answer[:-1]], 1))[len(prompt) - 1 :]
+    rows = rows_of(session, [*prompt, *answer[:-1]], 1)[len(prompt) - 1 :]
     return [float(row.max() - row[t]) for row, t in zip(rows, answer, strict=True)]
 
 
