@@ -67,8 +67,10 @@ class Checkpoint:
         self.tensors: dict[str, SourceTensor] = {}
         self._fds: dict[str, int] = {}
         self._digest = hashlib.sha256()
+        self._forgets = False
         try:
             self._open_shards()
+            self._forgets = self.n_bytes > _memory() / 2
         except BaseException:
             self.close()
             raise
@@ -122,6 +124,9 @@ class Checkpoint:
                 path = os.fspath(self.folder / tensor.file)
                 raise OSError(errno.EIO, "it became shorter while it was read", path)
             done += n
+        if self._forgets:
+            # Cached pages of what is read once would only push out other programs' pages.
+            os.posix_fadvise(self._fds[tensor.file], at, done, os.POSIX_FADV_DONTNEED)
 
     def _open_shards(self) -> None:
         promised = self._promised()
@@ -153,9 +158,11 @@ class Checkpoint:
         weight_map = read_json(path).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise ConversionError(f"{path} has no weight_map")
-        for name, file in weight_map.items():
-            if not isinstance(file, str) or Path(file).name != file:
-                raise ConversionError(f"{path} places {name} in {file!r}, which is no file name")
+        if not all(isinstance(file, str) for file in weight_map.values()):
+            raise ConversionError(f"{path} has a weight_map that does not name files")
+        for file in set(weight_map.values()):
+            if Path(file).name != file:
+                raise ConversionError(f"{path} names the shard {file!r}, which is no file name")
         return weight_map
 
     def _open_shard(self, file: str) -> list[SourceTensor]:
@@ -169,6 +176,13 @@ class Checkpoint:
         header = _read_header(fd, path, status.st_size)
         self._digest.update(f"{file} {status.st_size} {status.st_mtime_ns} ".encode() + header)
         return _parse_header(header, path, status.st_size)
+
+
+def _memory() -> float:
+    """Bytes of memory; infinity where the system cannot say, or takes no advice on its cache."""
+    if not hasattr(os, "posix_fadvise"):
+        return math.inf
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def read_json(path: Path) -> dict[str, Any]:

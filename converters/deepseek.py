@@ -21,7 +21,7 @@ from .plan import Adapted, Ledger, OutputTensor, Piece, Value, Weight
 
 ARCHITECTURES = ("DeepseekV3ForCausalLM",)
 
-_COMPARED_AT_ONCE = 1 << 24
+_COMPARED_AT_ONCE = 1 << 22
 _EXPERT = "mlp.experts.{}.{}_proj.weight"
 
 
@@ -207,12 +207,12 @@ class _Builder:
         left, right = self.checkpoint.tensors[a], self.checkpoint.tensors[b]
         if (left.dtype, left.shape) != (right.dtype, right.shape):
             return False
-        buffers = [memoryview(bytearray(_COMPARED_AT_ONCE)) for _ in range(2)]
         for at in range(0, left.n_bytes, _COMPARED_AT_ONCE):
             n = min(_COMPARED_AT_ONCE, left.n_bytes - at)
-            for tensor, buffer in zip((left, right), buffers, strict=True):
-                self.checkpoint.read_into(tensor, at, buffer[:n])
-            if buffers[0][:n] != buffers[1][:n]:
+            ours, theirs = bytearray(n), bytearray(n)
+            self.checkpoint.read_into(left, at, memoryview(ours))
+            self.checkpoint.read_into(right, at, memoryview(theirs))
+            if ours != theirs:
                 return False
         return True
 

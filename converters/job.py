@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from gguf import GGML_QUANT_SIZES
@@ -191,7 +191,10 @@ def _fingerprint(checkpoint: Checkpoint, head: bytes, imatrix: Imatrix | None) -
     digest = hashlib.sha256(head)
     digest.update(checkpoint.fingerprint.encode())
     digest.update(imatrix.fingerprint.encode() if imatrix else b"-")
-    digest.update(version("llama-cpp-python").encode())
+    try:
+        digest.update(version("llama-cpp-python").encode())
+    except PackageNotFoundError:  # planning alone needs no kernels
+        pass
     return digest.hexdigest()
 
 

@@ -69,6 +69,7 @@ TENSOR_TYPES = {
 }  # fmt: skip
 
 _FLOATS = (T.F32, T.F16, T.BF16)
+_AT_LEAST_Q4_K = (T.Q4_K, T.Q5_0, T.Q5_1, T.Q5_K, T.Q6_K, T.Q8_0, *_FLOATS)
 _SMALLER_BLOCK = {
     T.Q2_K: T.Q4_0, T.Q3_K: T.Q4_0, T.Q4_K: T.Q5_0, T.Q5_K: T.Q5_1, T.Q6_K: T.Q8_0,
     T.IQ1_S: T.IQ4_NL, T.IQ1_M: T.IQ4_NL, T.IQ2_XXS: T.IQ4_NL, T.IQ2_XS: T.IQ4_NL,
@@ -192,7 +193,7 @@ class _Mix:
             return self.wish.draft_head
         base = self._trunk(tensor)
         if "_exps." in tensor.name:
-            return base if _bits(base) >= _bits(T.Q4_K) else T.Q4_K
+            return base if base in _AT_LEAST_Q4_K else T.Q4_K
         return base if base in _FLOATS else T.Q8_0
 
     def _trunk(self, tensor: OutputTensor) -> T:
@@ -246,11 +247,6 @@ class _Mix:
             _F.MOSTLY_Q3_K_M: T.Q4_K,
             _F.MOSTLY_Q3_K_L: T.Q5_K,
         }.get(file_type, base)
-
-
-def _bits(type_: T) -> float:
-    block, size = GGML_QUANT_SIZES[type_]
-    return 8 * size / block
 
 
 def bytes_by_type(types: Iterable[T], n_bytes: Iterable[int]) -> dict[str, int]:
