@@ -15,7 +15,9 @@ def timings(stats: Stats) -> dict[str, Any]:
         "prefill_s": round(stats.prefill_s, 6),
         "decode_tokens": stats.decode_tokens,
         "decode_s": round(stats.decode_s, 6),
-        "tokens_per_s": round(_ratio(stats.decode_tokens, stats.decode_s), 2),
+        "tokens_per_s": round(stats.tokens_per_s, 2),
+        "target_s": round(stats.target_s, 6),
+        "draft_s": round(stats.draft_s, 6),
     }
 
 
@@ -25,10 +27,11 @@ def drafting(stats: Stats) -> dict[str, Any]:
         "rounds": stats.rounds,
         "drafted": stats.drafted,
         "accepted": stats.accepted,
-        "acceptance_rate": round(_ratio(stats.accepted, stats.drafted), 4),
+        "acceptance_rate": round(stats.acceptance_rate, 4),
         "judged_per_position": stats.judged_per_position,
         "accepted_per_position": stats.accepted_per_position,
-        "tokens_per_round": round(_ratio(stats.decode_tokens, stats.rounds), 3),
+        "rounds_per_depth": stats.rounds_per_depth,
+        "tokens_per_round": round(stats.tokens_per_round, 3),
     }
 
 
@@ -39,13 +42,13 @@ def lines(stats: Stats) -> list[str]:
         f"{_ratio(stats.prefill_tokens, stats.prefill_s):.1f} tokens/s, "
         f"{stats.cached_tokens} already in the cache",
         f"answer  {stats.decode_tokens} tokens in {stats.decode_s:.2f} s, "
-        f"{_ratio(stats.decode_tokens, stats.decode_s):.1f} tokens/s",
+        f"{stats.tokens_per_s:.1f} tokens/s",
     ]
     if stats.drafted:
         out += [
             f"drafts  accepted {stats.accepted} / drafted {stats.drafted} = "
-            f"{100 * _ratio(stats.accepted, stats.drafted):.0f} %, "
-            f"{_ratio(stats.decode_tokens, stats.rounds):.2f} tokens per round",
+            f"{100 * stats.acceptance_rate:.0f} %, "
+            f"{stats.tokens_per_round:.2f} tokens per round",
             f"        by position {by_position(stats)}",
         ]
     return out

@@ -261,7 +261,7 @@ class Engine:
             if slot.seq in n_prompt:
                 request.stats.count_prompt(n_prompt[slot.seq], seconds)
         for turn, outcome in judged:
-            turn.count(outcome, seconds)
+            turn.count(outcome, times, seconds)
         if judged and self.is_drafting:
             self.depth.record(round_of(judged, sum(n_prompt.values()), times, seconds))
             if self.depth.off_reason:

@@ -95,13 +95,20 @@ def load(path: str | Path, options: LoadOptions | None = None) -> Session:
 
 
 def _will_draft(facts: ModelFacts, options: LoadOptions) -> bool:
+    """Whether to load the MTP block. A file without one runs plain; one whose block would make
+    llama.cpp abort is refused: it is not what its owner takes it for."""
     if options.draft == "off" or options.draft_max == 0:
         return False
-    if not facts.can_draft:
-        if options.draft == "mtp":
-            raise UnsupportedModel(f"{facts.path} cannot draft: {facts.reason}")
-        log.warning("running without drafting: %s", facts.reason)
-    return facts.can_draft
+    if facts.can_draft:
+        return True
+    if options.draft == "mtp":
+        raise UnsupportedModel(f"{facts.path} cannot draft: {facts.reason}")
+    if facts.n_mtp and facts.architecture in metadata.ARCHITECTURES:
+        raise UnsupportedModel(
+            f"{facts.path} cannot draft: {facts.reason}; --draft off runs it without its MTP block"
+        )
+    log.warning("running without drafting: %s", facts.reason)
+    return False
 
 
 def _contexts(

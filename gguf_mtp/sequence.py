@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from gguf_mtp.sampling import Chain
-from gguf_mtp.stats import Stats
+from gguf_mtp.stats import RoundCount, Stats
 from gguf_mtp.types import Draft, FinishReason, Floats, Judged, Round, Rows, SamplingParams, Verdict
 from gguf_mtp.verify import verify
 
@@ -89,12 +89,20 @@ class Turn:
         verdict = verify(self.draft, lambda k: chain.law(logits[k]), chain)
         return cut(verdict, self.draft.tokens, self.request.n_left, end_tokens)
 
-    def count(self, outcome: Outcome, seconds: float) -> None:
-        """Adds the round to the request's statistics."""
+    def count(self, outcome: Outcome, times: Times, seconds: float) -> None:
+        """Adds the round, which took `seconds`, to the request's statistics."""
         committed, n_judged, n_accepted, _ = outcome
         self.request.n_left -= len(committed)
         self.request.stats.count_round(
-            len(committed), len(self.draft.tokens), n_judged, n_accepted, seconds
+            RoundCount(
+                len(committed),
+                len(self.draft.tokens),
+                n_judged,
+                n_accepted,
+                seconds,
+                times.target_s,
+                times.draft_s,
+            )
         )
 
 

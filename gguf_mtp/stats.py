@@ -3,7 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import NamedTuple
+
+
+class RoundCount(NamedTuple):
+    """What one round did for one sequence. Times in seconds: of the whole round, of its target
+    decode, and of its drafting; a batch's times count for each of its sequences."""
+
+    n_committed: int
+    n_drafted: int
+    n_judged: int
+    n_accepted: int
+    seconds: float
+    target_s: float
+    draft_s: float
 
 
 @dataclass(slots=True)
@@ -12,7 +26,9 @@ class Stats:
     seconds.
 
     A request's prompt counts as prefill except its last token, which the first round decodes.
-    `judged_per_position[k]` drafts were judged at position k, and `accepted_per_position[k]` kept.
+    `judged_per_position[k]` drafts were judged at position k, and `accepted_per_position[k]` kept;
+    `rounds_per_depth[n]` rounds drafted n tokens. Of `decode_s`, `target_s` went into the target's
+    decodes and `draft_s` into drafting.
     """
 
     prefill_tokens: int = 0
@@ -20,42 +36,52 @@ class Stats:
     prefill_s: float = 0.0
     decode_tokens: int = 0
     decode_s: float = 0.0
+    target_s: float = 0.0
+    draft_s: float = 0.0
     rounds: int = 0
     drafted: int = 0
     judged_per_position: list[int] = field(default_factory=list)
     accepted_per_position: list[int] = field(default_factory=list)
+    rounds_per_depth: list[int] = field(default_factory=list)
 
     @property
     def accepted(self) -> int:
         return sum(self.accepted_per_position)
 
+    @property
+    def tokens_per_s(self) -> float:
+        return self.decode_tokens / self.decode_s if self.decode_s else 0.0
+
+    @property
+    def tokens_per_round(self) -> float:
+        return self.decode_tokens / self.rounds if self.rounds else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        return self.accepted / self.drafted if self.drafted else 0.0
+
     def count_prompt(self, n_rows: int, seconds: float) -> None:
         self.prefill_tokens += n_rows
         self.prefill_s += seconds
 
-    def count_round(
-        self, n_committed: int, n_drafted: int, n_judged: int, n_accepted: int, seconds: float
-    ) -> None:
+    def count_round(self, count: RoundCount) -> None:
         self.rounds += 1
-        self.decode_tokens += n_committed
-        self.decode_s += seconds
-        self.drafted += n_drafted
-        _add(self.judged_per_position, [1] * n_judged)
-        _add(self.accepted_per_position, [1] * n_accepted)
+        self.decode_tokens += count.n_committed
+        self.decode_s += count.seconds
+        self.target_s += count.target_s
+        self.draft_s += count.draft_s
+        self.drafted += count.n_drafted
+        _add(self.judged_per_position, [1] * count.n_judged)
+        _add(self.accepted_per_position, [1] * count.n_accepted)
+        _add(self.rounds_per_depth, [0] * count.n_drafted + [1])
 
     def __iadd__(self, other: Stats) -> Stats:
-        for name in (
-            "prefill_tokens",
-            "cached_tokens",
-            "prefill_s",
-            "decode_tokens",
-            "decode_s",
-            "rounds",
-            "drafted",
-        ):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        _add(self.judged_per_position, other.judged_per_position)
-        _add(self.accepted_per_position, other.accepted_per_position)
+        for f in fields(self):
+            mine, more = getattr(self, f.name), getattr(other, f.name)
+            if isinstance(mine, list):
+                _add(mine, more)
+            else:
+                setattr(self, f.name, mine + more)
         return self
 
 

@@ -1,0 +1,156 @@
+"""The conversation, on a scripted session and a screen that is a list."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+
+import pytest
+
+from gguf_mtp.cli.chat import converse
+from gguf_mtp.errors import ContextFull
+from gguf_mtp.session import Piece
+from gguf_mtp.stats import Stats
+from gguf_mtp.types import Chunk, SamplingParams
+
+
+class Engine:
+    def __init__(self) -> None:
+        self.totals = Stats()
+        self.stopped_drafting: str | None = None
+
+
+class Scripted:
+    """A session that answers from a list and remembers what it was asked."""
+
+    def __init__(self, *replies: list[str] | Exception) -> None:
+        self.engine = Engine()
+        self.asked: list[list[dict[str, str]]] = []
+        self.closed = 0
+        self._replies = iter(replies)
+
+    def chat(
+        self, messages: Sequence[Mapping[str, str]], _params: SamplingParams, _n: int
+    ) -> Iterator[Piece]:
+        self.asked.append([dict(m) for m in messages])
+        reply = next(self._replies)
+        if isinstance(reply, Exception):
+            raise reply
+        return self._pieces(reply)
+
+    def _pieces(self, reply: list[str]) -> Iterator[Piece]:
+        try:
+            for text in reply:
+                if text == "<ctrl-c>":
+                    os.kill(os.getpid(), signal.SIGINT)
+                    text = ""
+                yield Piece(text, Chunk(0, [], 0))
+        finally:
+            self.closed += 1
+
+
+class Paper:
+    """A screen on which everything stays, in order."""
+
+    def __init__(self, *lines: str) -> None:
+        self._lines = iter(lines)
+        self.said = ""
+        self.notes: list[str] = []
+
+    def ask(self) -> str | None:
+        return next(self._lines, None)
+
+    def write(self, text: str) -> None:
+        self.said += text
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def talk(session: Scripted, *lines: str) -> Paper:
+    paper = Paper(*lines)
+    converse(session, paper, SamplingParams(), 100)  # type: ignore[arg-type]
+    return paper
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+def test_the_conversation_is_remembered() -> None:
+    session = Scripted(["Hel", "lo!"], ["Paris."])
+    paper = talk(session, "hi", "", "and France?")
+    assert paper.said == "Hello!\nParis.\n"
+    assert session.asked == [[user("hi")], [user("hi"), assistant("Hello!"), user("and France?")]]
+
+
+def test_clear_forgets_and_exit_leaves() -> None:
+    session = Scripted(["one"], ["two"], ["three"])
+    paper = talk(session, "hi", "/clear", "again", "/exit", "never read")
+    assert session.asked[1] == [user("again")]
+    assert paper.said == "one\ntwo\n"
+
+
+def test_ctrl_c_stops_the_answer_and_keeps_the_chat() -> None:
+    session = Scripted(["par", "<ctrl-c>", "never shown"], ["next"])
+    paper = talk(session, "hi", "go on")
+    assert paper.said == "par\nnext\n"
+    assert paper.notes == ["stopped"]
+    assert session.closed == 2
+    assert session.asked[1] == [user("hi"), assistant("par"), user("go on")]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_second_ctrl_c_ends_the_program() -> None:
+    class Deaf(Scripted):
+        def _pieces(self, reply: list[str]) -> Iterator[Piece]:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+            yield from super()._pieces(reply)
+
+    with pytest.raises(KeyboardInterrupt):
+        talk(Deaf(["a"]), "hi")
+
+
+def test_a_refused_question_is_not_remembered(capsys: pytest.CaptureFixture[str]) -> None:
+    session = Scripted(ContextFull(900, 512), ["fine"])
+    paper = talk(session, "much too long", "short")
+    assert session.asked[1] == [user("short")]
+    assert paper.said == "fine\n"
+    assert capsys.readouterr().err.startswith("error: the prompt has 900 tokens")
+
+
+def test_stats_and_unknown_commands() -> None:
+    session = Scripted()
+    assert talk(session, "/stats").notes == ["nothing has been answered yet"]
+    session.engine.totals = Stats(
+        prefill_tokens=10,
+        prefill_s=0.5,
+        decode_tokens=30,
+        decode_s=2.0,
+        rounds=12,
+        drafted=24,
+        judged_per_position=[12, 9],
+        accepted_per_position=[9, 6],
+    )
+    session.engine.stopped_drafting = "the drafter failed"
+    notes = talk(session, "/stats").notes
+    assert notes == [
+        "prompt  10 tokens read at 20.0 tokens/s, 0 already in the cache",
+        "answer  30 tokens in 2.00 s, 15.0 tokens/s",
+        "drafts  accepted 15 / drafted 24 = 62 %, 2.50 tokens per round",
+        "        by position 75 % 67 %",
+        "drafting is off: the drafter failed",
+    ]
+    assert talk(session, "/nonsense").notes[0].startswith("/nonsense is not a command.")
+
+
+def test_a_path_or_a_slash_in_a_sentence_is_no_command() -> None:
+    session = Scripted(["ok"])
+    talk(session, "/etc/passwd holds what?")
+    assert session.asked == [[user("/etc/passwd holds what?")]]
