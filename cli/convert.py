@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .progress import conversion_bar
+
 if TYPE_CHECKING:
-    from ..converters.convert import Account, ConvertOptions, Job, Progress
+    from ..converters.convert import Account, ConvertOptions, Job
     from ..converters.gguf_file import TypedTensor
 
 _VERIFY_BELOW = 8_000_000_000  # bytes: loading more than this is a decision of its own
@@ -70,7 +71,7 @@ def convert(
         if dry_run:
             say(_account(out, job.account, "would be"))
             return
-        with _interruptible(out), _bar(quiet) as progress:
+        with _interruptible(out), conversion_bar(quiet) as progress:
             write(job, out, options, progress)
         say(_account(out, job.account, "is"))
         n_bytes, account = job.ends[-1], job.account
@@ -121,35 +122,6 @@ def _interruptible(out: Path) -> Iterator[None]:
     except KeyboardInterrupt:
         typer.echo(f"interrupted; {out}.partial is kept, --resume goes on with it", err=True)
         raise
-
-
-@contextmanager
-def _bar(quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
-    """A progress bar with bytes, rate and remaining time, on a terminal."""
-    if quiet or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-    from rich.progress import Progress as Bar
-
-    columns = (
-        BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-    )  # fmt: skip
-    with Bar(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("", total=None)
-
-        def show(p: Progress) -> None:
-            bar.update(task, completed=p.n_done, total=p.n_total, description=p.tensor)
-
-        yield show
 
 
 def _account(out: Path, a: Account, verb: str) -> str:

@@ -35,7 +35,8 @@ def run(
             pieces = session.complete(text, params, sampling_args.n_max)
         else:
             pieces = session.chat([{"role": "user", "content": text}], params, sampling_args.n_max)
-        answer, tokens, last = "", [], None
+        answer, last = "", None
+        tokens: list[int] = []
         for piece in pieces:
             answer += piece.text
             tokens += piece.chunk.tokens

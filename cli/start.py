@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from ..load import load
@@ -19,12 +18,9 @@ def open_session(args: ModelArgs) -> Session:
 def demo_path(kind: str = "q8_0") -> Path:
     """The demo model's file, made on first use with a progress bar where somebody watches."""
     from ..demo import demo_model
+    from .progress import conversion_bar
 
-    if not sys.stderr.isatty():
-        return demo_model(kind=kind)
-    from .progress import demo_progress
-
-    with demo_progress() as progress:
+    with conversion_bar(quiet=False) as progress:
         return demo_model(kind=kind, progress=progress)
 
 

@@ -1,8 +1,8 @@
 """The laws on the demo model through real llama.cpp: whatever is drafted, the text is the target's.
 
-Strict settings (F32 weights and cache, no flash attention, one thread) admit no tolerance. On product
-settings a decode of several rows differs from several decodes of one by the kernels' batch-shape
-noise; there every drafted text is replayed and held to that noise.
+Strict settings (F32 weights and cache, no flash attention, one thread) admit no tolerance. On
+product settings a decode of several rows differs from several decodes of one by the kernels'
+batch-shape noise; there every drafted text is replayed and held to that noise.
 """
 
 from __future__ import annotations
