@@ -84,11 +84,18 @@ class Engine:
     def is_idle(self) -> bool:
         return not self._queue and not self._slots.active()
 
-    def submit(self, prompt: Sequence[int], params: SamplingParams, max_tokens: int) -> int:
+    def submit(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        max_tokens: int,
+        draft_max: int | None = None,
+    ) -> int:
         """Queues a request and returns its id, which its chunks carry as `seq`.
 
-        Raises `RequestError` for an empty prompt or `max_tokens` below 1, `ContextFull` when the
-        prompt leaves no room for an answer.
+        `draft_max` bounds its drafts below what the depth decision would allow; 0: none. Raises
+        `RequestError` for an empty prompt or `max_tokens` below 1, `ContextFull` when the prompt
+        leaves no room for an answer.
         """
         if not prompt:
             raise RequestError("the prompt is empty, and this model puts no token in front of it")
@@ -98,7 +105,7 @@ class Engine:
             raise ContextFull(len(prompt), self.limits.n_ctx)
         self._n_submitted += 1
         n_left = min(max_tokens, self.limits.n_ctx - len(prompt))
-        self._queue.append(Request(self._n_submitted, prompt, params, n_left))
+        self._queue.append(Request(self._n_submitted, prompt, params, n_left, draft_max))
         return self._n_submitted
 
     def cancel(self, id_: int) -> Chunk | None:
@@ -210,7 +217,7 @@ class Engine:
         """Gives every turn its draft, maybe an empty one; the seconds it took."""
         if not self._drafter or self.depth.n_max == 0 or not turns:
             return 0.0
-        limits = self.depth.choose([Room(t.seq, t.request.n_left - 1) for t in turns])
+        limits = self.depth.choose([Room(t.seq, t.request.n_draft_max()) for t in turns])
         asking = [(t, limit) for t, limit in zip(turns, limits, strict=True) if limit.n > 0]
         asks = [Ask(t.seq, t.slot.tokens, limit, t.request.chain) for t, limit in asking]
         if not asks:

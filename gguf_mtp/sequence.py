@@ -18,16 +18,28 @@ NO_DRAFT = Draft((), (), (), "")
 
 
 class Request:
-    """One answer in the making. `n_left`: tokens that may still be committed."""
+    """One answer in the making. `n_left`: tokens that may still be committed; `draft_max`: most
+    tokens of a draft, None where only the depth decision bounds it."""
 
     def __init__(
-        self, id_: int, prompt: Sequence[int], params: SamplingParams, n_left: int
+        self,
+        id_: int,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        n_left: int,
+        draft_max: int | None = None,
     ) -> None:
         self.id = id_
         self.prompt = list(prompt)
         self.chain = Chain(params)
         self.n_left = n_left
+        self.draft_max = draft_max
         self.stats = Stats()
+
+    def n_draft_max(self) -> int:
+        """How many draft tokens could all be committed with the one after them, and are allowed."""
+        room = self.n_left - 1
+        return room if self.draft_max is None else min(room, self.draft_max)
 
 
 class Slot:

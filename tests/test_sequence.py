@@ -1,11 +1,15 @@
-"""Where an answer ends, and what a slot has in common with a prompt."""
+"""Where an answer ends, what a slot has in common with a prompt, what bounds a draft."""
 
 from __future__ import annotations
 
 import pytest
 
+from gguf_mtp.depth import FixedDepth
+from gguf_mtp.drafters.mtp import MtpDrafter
+from gguf_mtp.engine import Engine, EngineLimits
 from gguf_mtp.sequence import Outcome, Slot, cut
-from gguf_mtp.types import Verdict
+from gguf_mtp.types import SamplingParams, Verdict
+from tests.fakes import FakeMtp, FakeTarget
 
 END = frozenset({0})
 
@@ -48,3 +52,23 @@ def test_common_prefix(held: list[int], prompt: list[int], n: int) -> None:
     slot = Slot(0)
     slot.tokens = held
     assert slot.n_common(prompt) == n
+
+
+def test_a_request_bounds_its_own_drafts_and_no_other() -> None:
+    limits = EngineLimits(n_ctx=64, n_seq=3, n_batch=32, end_tokens=frozenset())
+    drafter = MtpDrafter(FakeMtp(3), 3, 32)
+    engine = Engine(FakeTarget(3), drafter, FixedDepth(4), limits)
+    ids = [
+        engine.submit([3, 1, 4], SamplingParams(temperature=0), 20, draft_max)
+        for draft_max in (None, 0, 2)
+    ]
+    texts, drafted = {id_: [] for id_ in ids}, {}
+    while not engine.is_idle:
+        for chunk in engine.step():
+            texts[chunk.seq] += chunk.tokens
+            if chunk.stats:
+                drafted[chunk.seq] = chunk.stats
+    assert texts[ids[0]] == texts[ids[1]] == texts[ids[2]]  # the bound changes speed, never text
+    assert drafted[ids[1]].drafted == 0
+    assert len(drafted[ids[2]].judged_per_position) == 2
+    assert len(drafted[ids[0]].judged_per_position) == 4
