@@ -53,6 +53,16 @@ class EngineLimits:
     end_tokens: frozenset[int]
     fingerprint: str = ""
 
+    def check(self, prompt: Sequence[int], max_tokens: int) -> None:
+        """Raises `RequestError` for an empty prompt or `max_tokens` below 1, `ContextFull` when the
+        prompt leaves no room for an answer."""
+        if not prompt:
+            raise RequestError("the prompt is empty, and this model puts no token in front of it")
+        if max_tokens < 1:
+            raise RequestError(f"max_tokens is {max_tokens}, but must be 1 or more")
+        if len(prompt) >= self.n_ctx:
+            raise ContextFull(len(prompt), self.n_ctx)
+
 
 class Engine:
     """Serves up to `limits.n_seq` sequences at once. Not thread-safe: one thread owns it.
@@ -93,16 +103,10 @@ class Engine:
     ) -> int:
         """Queues a request and returns its id, which its chunks carry as `seq`.
 
-        `draft_max` bounds its drafts below what the depth decision would allow; 0: none. Raises
-        `RequestError` for an empty prompt or `max_tokens` below 1, `ContextFull` when the prompt
-        leaves no room for an answer.
+        `draft_max` bounds its drafts below what the depth decision would allow; 0: none. Raises as
+        `EngineLimits.check` does.
         """
-        if not prompt:
-            raise RequestError("the prompt is empty, and this model puts no token in front of it")
-        if max_tokens < 1:
-            raise RequestError(f"max_tokens is {max_tokens}, but must be 1 or more")
-        if len(prompt) >= self.limits.n_ctx:
-            raise ContextFull(len(prompt), self.limits.n_ctx)
+        self.limits.check(prompt, max_tokens)
         self._n_submitted += 1
         n_left = min(max_tokens, self.limits.n_ctx - len(prompt))
         self._queue.append(Request(self._n_submitted, prompt, params, n_left, draft_max))
