@@ -165,3 +165,52 @@ def simulate_tokens(
         trace.seconds.append(target_s + draft_s)
         trace.tokens.append(expected_tokens(odds, n))
     return trace
+
+
+# -- several sequences -------------------------------------------------------------------------
+
+
+def seconds_of(world: Curve, depths: Sequence[int]) -> float:
+    """One batch: all rows in one decode; a draft step per position, a tenth more per further row."""
+    rows, steps = len(depths) + sum(depths), max(depths)
+    return world.target[rows - 1] + world.step * (steps + 0.1 * (sum(depths) - steps))
+
+
+def uniform_rate(world: Curve, profiles: Sequence[Profile], n: int) -> float:
+    tokens = sum(expected_tokens(profile, n) for profile in profiles)
+    return tokens / seconds_of(world, [n] * len(profiles))
+
+
+def simulate_batch(
+    depth: Depth,
+    world: Curve,
+    profiles: Sequence[Profile],
+    n_rounds: int,
+    noise: tuple[float, int],
+) -> Trace:
+    """As many sequences as profiles, in one batch."""
+    sigma, seed = noise
+    rng = random.Random(seed)
+    trace, last_rows = Trace(), 0
+    rooms = [Room(seq, MAX_DEPTH) for seq in range(len(profiles))]
+    for i in range(n_rounds):
+        depths = [limit.n for limit in depth.choose(rooms)]
+        rows = len(depths) + sum(depths)
+        seconds = seconds_of(world, depths)
+        draft_s = seconds - world.target[rows - 1]
+        target_s = seconds - draft_s + (world.rebuild if rows != last_rows else 0.0)
+        last_rows = rows
+        judged = []
+        for seq, n in enumerate(depths):
+            n_accepted = 0
+            while n_accepted < n and rng.random() < profiles[seq][n_accepted]:
+                n_accepted += 1
+            judged.append(Judged(seq, [0.5] * n, n_accepted, min(n_accepted + 1, n)))
+        blur, blur_draft = (math.exp(rng.gauss(0.0, sigma)) if sigma else 1.0 for _ in range(2))
+        depth.record(Round(judged, rows, 0, i, target_s * blur, draft_s * blur_draft, 0.0))
+        trace.depths.append(sum(depths))
+        trace.seconds.append(target_s + draft_s)
+        trace.tokens.append(
+            sum(expected_tokens(p, n) for p, n in zip(profiles, depths, strict=True))
+        )
+    return trace

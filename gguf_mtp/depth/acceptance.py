@@ -13,10 +13,10 @@ from collections.abc import Sequence
 _GUESS = 0.7  # acceptance at the first position before anything was judged
 _GUESS_WEIGHT = 2.0  # in judged tokens
 _FALL = 0.95  # the guess for a position, over its predecessor's estimate
-_SHARED_MEMORY = 512.0  # judged tokens that the prior remembers
+SHARED_MEMORY = 512.0  # judged tokens that the prior remembers
 _PRIOR_WEIGHT = 6.0  # of the prior in a sequence's estimate, in judged tokens
-_LONG, _SHORT = 128.0, 12.0  # memories of a sequence, in judged tokens
-_DISAGREE = 3.0  # standard deviations between them that mean the text has changed
+_LONG, _SHORT = 128.0, 8.0  # memories of a sequence, in judged tokens
+_DISAGREE = 2.5  # standard deviations between them that mean the text has changed
 _OPTIMISM = 1.5  # standard deviations
 _AGING = 48.0  # rounds without a judgement in which evidence loses half its weight
 _UNSURE = 100.0  # rounds after which an optimist believes that anything may be true again
@@ -41,6 +41,12 @@ class Rates:
         self.hits[j] += accepted
         self.seen[j] += 1.0
 
+    def restore(self, hits: list[float], seen: list[float]) -> None:
+        """Take over counts of another run, whose positions may be more or fewer."""
+        for j in range(min(len(self.seen), len(seen))):
+            keep = min(1.0, 0.5 * self.memory / max(seen[j], 1e-9))
+            self.hits[j], self.seen[j] = keep * hits[j], keep * seen[j]
+
     def fade(self, keep: float) -> None:
         """Multiply the weight of all evidence by `keep`."""
         for j in range(len(self.seen)):
@@ -60,8 +66,8 @@ class _Sequence:
 class Acceptance:
     """Acceptance by position, of each sequence and shared. Time counts in `tick`s (rounds)."""
 
-    def __init__(self, n_max: int) -> None:
-        self.shared = Rates(n_max, _SHARED_MEMORY)
+    def __init__(self, n_max: int, shared: Rates | None = None) -> None:
+        self.shared = shared or Rates(n_max, SHARED_MEMORY)
         self._n_max = n_max
         self._sequences: dict[int, _Sequence] = {}
         self._now = 0

@@ -7,18 +7,30 @@ expected tokens per second among those whose cost is known, or for a few rounds 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from gguf_mtp.depth.acceptance import Acceptance
+from gguf_mtp.depth.acceptance import Acceptance, Rates
+from gguf_mtp.depth.confidence import Calibration
 from gguf_mtp.depth.costs import DraftCost, TargetCost
 from gguf_mtp.depth.options import DepthOptions
 from gguf_mtp.depth.plan import Choice, Depths, Prices, View, view
 from gguf_mtp.depth.probe import HYSTERESIS, Prober
+from gguf_mtp.depth.report import DepthReport, reason_off
 from gguf_mtp.depth.stopping import Outlook, Stopping
 from gguf_mtp.depth.watchdog import Watchdog
 from gguf_mtp.types import Limit, Room, Round
 
 _SURE = 0.04  # relative error of the plain time at which trying depths begins
 _PLAIN_ROUNDS = 8  # recorded before that at most
+
+
+class Learned(NamedTuple):
+    """What outlives an engine (`state.py` stores it): costs, shared acceptance, calibration."""
+
+    target: TargetCost
+    draft: DraftCost
+    shared: Rates
+    calibration: Calibration
 
 
 class AutoDepth:
@@ -38,6 +50,12 @@ class AutoDepth:
         self._kept: tuple[tuple[int, ...], Depths] = ((), ())  # the last choice, and for whom
         self._last_rows = 0
         self._last_drafted = False
+
+    def warm_start(self, learned: Learned) -> None:
+        """Begin with what another run has learned instead of with plain rounds."""
+        self.target, self.draft, shared, self.stopping.calibration = learned
+        self.acceptance = Acceptance(self.options.draft_max, shared)
+        self.prober = Prober(self.target)
 
     @property
     def n_max(self) -> int:
@@ -121,6 +139,30 @@ class AutoDepth:
         )
         limit = self.stopping.stopped(room)
         return [limit] if limit else None
+
+    def report(self) -> DepthReport:
+        """For one sequence that goes on as the last ones did."""
+        if not self.target.cells:
+            return DepthReport(None, 0, 1.0, (), "the plain speed is still being measured")
+        most = self.options.draft_max
+        seq = self._seqs[0] if self._seqs else -1
+        mean = view(
+            [self.acceptance.mean(seq)],
+            [most],
+            self._prices(self.target.mean(most + 2)),
+            self.options.draft_min,
+        )
+        given = self._kept[1][0] if self._kept[1] else 0
+        stop = self.stopping.stop
+        rate = mean.rate_of((given,)) * self.stopping.gain
+        depth = len(stop.p_min) if stop else given
+        judged = sum(seen > 0 for seen in self.acceptance.shared.seen)
+        reason = self._watchdog.reason
+        if reason is None and depth == 0:
+            reason = reason_off(mean, min(judged, max(self.target.cells) - 1))
+        speed_up = rate * mean.plain if depth else 1.0
+        acceptance = tuple(mean.acceptance[0][:judged])
+        return DepthReport(1 / mean.plain, depth, speed_up, acceptance, reason)
 
     # -- learning --------------------------------------------------------------------------------
 

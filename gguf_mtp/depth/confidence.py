@@ -17,7 +17,7 @@ from typing import NamedTuple
 from gguf_mtp.depth.plan import Prices
 
 EDGES = (0.4, 0.6, 0.8, 0.9, 0.97)
-_N_BINS = len(EDGES) + 1
+N_BINS = _N_BINS = len(EDGES) + 1
 _MEMORY = 512.0  # judged tokens that a bin's acceptance remembers
 _RECENT = 96.0  # draft tokens that the mix of bins at a position remembers
 _POOL_WEIGHT = 8.0  # of a bin's acceptance over all positions, in judged tokens
@@ -58,6 +58,16 @@ class Calibration:
                     hits[b] *= 1 - 1 / _MEMORY
                 seen[b] += 1.0
                 hits[b] += j < n_accepted
+
+    def restore(self, hits: list[list[float]], seen: list[list[float]]) -> None:
+        """Take over counts of another run; what was judged stands in for the recent mix."""
+        for j in range(min(len(self.seen), len(seen))):
+            total = sum(seen[j])
+            if total > 0:
+                self.hits[j], self.seen[j] = list(hits[j]), list(seen[j])
+                keep = min(1.0, 0.25 * _RECENT / total)
+                self.mix[j] = [keep * one for one in seen[j]]
+                self._mixed[j] = sum(self.mix[j])
 
     def _fade(self, j: int) -> None:
         """Make room in the mix for one more draft token."""

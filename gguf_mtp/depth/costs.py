@@ -16,6 +16,7 @@ _CLIP = 3.0  # innovations beyond this many standard deviations are hiccups
 _NOISE = 0.1**2  # first guess of the variance of log seconds
 _NOISE_RANGE = (0.005**2, 0.4**2)
 _GUESS_SPREAD = 0.15  # relative doubt about a time whose graph was rebuilt
+_RESTORED, _TRUSTED = 0.03, 8  # doubt about times of another run, and samples believed at most
 _SLOPE = 0.2  # T(m + 1) - T(m) over T(1) while only one row count was seen
 _DRAFT_DOUBT = 0.3  # standard deviation of a draft coefficient at first, in steps
 _DRAFT_DRIFT = 0.01  # and what it gains in a round
@@ -72,6 +73,22 @@ class TargetCost:
             self._add(m, value)
         else:
             self._update(cell, value)
+        self._mean = []
+
+    def known(self) -> dict[int, tuple[float, int]]:
+        """Seconds and number of samples of every row count seen."""
+        return {m: (math.exp(self.scale + c.level), c.n) for m, c in self.cells.items()}
+
+    def restore(self, known: dict[int, tuple[float, float]], noise: float, rebuild: float) -> None:
+        """Take over what another run measured. Its scale may be off (another context length, a
+        busier machine), so the first time measured sets it anew; few samples are trusted."""
+        self.noise = min(max(noise, _NOISE_RANGE[0]), _NOISE_RANGE[1])
+        self.scale, self._scale_variance = math.log(min(s for s, _ in known.values())), 1.0
+        for m, (seconds, n) in known.items():
+            trusted = min(int(n), _TRUSTED)
+            doubt = self.noise / trusted + _RESTORED**2
+            self.cells[m] = Cell(math.log(seconds) - self.scale, doubt, trusted, 0)
+        self._excess, self._n_rebuild = rebuild, 16
         self._mean = []
 
     def guess(self, m: int, seconds: float) -> None:
@@ -227,6 +244,12 @@ class DraftCost:
         for i in range(3):
             if self._cov[i][i] < (_DRAFT_DOUBT * step) ** 2:
                 self._cov[i][i] += (_DRAFT_DRIFT * step) ** 2
+
+    def restore(self, weights: list[float]) -> None:
+        """Take over another run's coefficients, open to doubt."""
+        self._start(weights[1])
+        self.weights = weights
+        self.n = 1
 
     def parts(self, plain: float) -> tuple[float, float, float]:
         """Seconds of (the first step, each further step, each further row of a step).

@@ -16,9 +16,8 @@ from gguf_mtp.depth.plan import Choice, Depths, View
 
 HYSTERESIS = 1.02  # another choice must promise this much more
 
-_SHARE = 0.015  # of all decode time that probes may cost
-_EARLY_SHARE = 0.005  # the same before the first 400 plain rounds, on top of an allowance
-_ALLOWANCE = 4.0  # plain rounds
+_SHARE = 0.007  # of all decode time is put aside for probes
+_PURSE = 3.2  # plain rounds that are put aside at most, and at first: 1.5 % of 400 rounds together
 _FIRST_WAIT, _LAST_WAIT = 8, 512  # rounds between probes in a direction that does not pay
 _CALM = 0.004  # waits do not grow once probes cost less than this share of the time
 _LEAST_ROUNDS, _MOST_ROUNDS = 2, 32
@@ -60,16 +59,35 @@ class Prober:
         self.probe: Probe | None = None
         self.spent = 0.0
         self.elapsed = 0.0
+        self._purse: float | None = None  # seconds; unknown before a plain round was measured
         self._target = target
         self._now = 0
         self._wait = {True: _FIRST_WAIT, False: _FIRST_WAIT}
         self._next = {True: 0, False: 0}
         self._until_look = 0
 
+    def waits(self) -> dict[str, list[int]]:
+        """Rounds to wait before a probe down and up, and the length of those waits: for a state."""
+        left = [max(self._next[up] - self._now, 0) for up in (False, True)]
+        return {"left": left, "length": [self._wait[False], self._wait[True]]}
+
+    def purse(self, plain: float) -> float:
+        """What may be lost to probes now, in plain rounds of `plain` seconds."""
+        return _PURSE if self._purse is None else min(self._purse / plain, _PURSE)
+
+    def restore(self, left: list[int], length: list[int], purse_s: float) -> None:
+        """Go on where another run stopped: a process started anew has no new allowance."""
+        for up in (False, True):
+            self._next[up] = min(left[up], _LAST_WAIT)
+            self._wait[up] = min(max(length[up], _FIRST_WAIT), _LAST_WAIT)
+        self._purse = purse_s
+
     def record(self, seconds: float, target_s: float, recorded: bool) -> None:
         """A round took `seconds`; `recorded`: its target time counted."""
         self._now += 1
         self.elapsed += seconds
+        if self._purse is not None:
+            self._purse += _SHARE * seconds
         if self.probe is not None:
             self.probe.n_rounds += 1
             self.probe.n_recorded += recorded
@@ -121,6 +139,8 @@ class Prober:
         """Book a probe; False, as it does not go on."""
         cost += self._target.rebuild  # on the way back
         self.spent += cost
+        if self._purse is not None:
+            self._purse -= cost
         self.probe = None
         self._until_look = 0
         up = probe.is_up
@@ -146,8 +166,12 @@ class Prober:
     # -- starting --------------------------------------------------------------------------------
 
     def _affords(self, cost: float, view: View) -> bool:
-        early = _ALLOWANCE * view.plain + _EARLY_SHARE * self.elapsed
-        return self.spent + cost <= max(early, _SHARE * self.elapsed)
+        """Whether `cost` seconds may be lost. A full purse allows any: then it runs into debt."""
+        full = _PURSE * view.plain
+        if self._purse is None:
+            self._purse = full
+        self._purse = min(self._purse, full)
+        return self._purse >= min(cost, full)
 
     def _find(self, seqs: tuple[int, ...], view: View, best: Choice, high: View) -> Probe | None:
         """The change that promises most and is affordable. Even the plain estimate may promise more
