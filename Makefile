@@ -63,7 +63,7 @@ chat: $(VENV)/.run
 	@$(VENV)/bin/gguf-mtp chat $(MODEL) $(ARGS)
 
 bench: $(VENV)/.run
-	@$(PY) -m bench.run $(ARGS)
+	@$(VENV)/bin/gguf-mtp bench $(ARGS)
 
 lint: $(VENV)/.dev
 	@.ci/lint

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from .bench import bench
 from .chat import chat
 from .convert import convert
 from .inspect import inspect
@@ -25,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (chat, run, convert, inspect):
+for command in (chat, run, convert, inspect, bench):
     app.command()(command)
 
 

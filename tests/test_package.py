@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 HEAVY = ("llama_cpp", "torch", "fastapi", "rich")
 # llama.py and what is built on it may load llama.cpp; the command line loads what a command needs.
 NOT_PURE = {"gguf_mtp.llama", "gguf_mtp.load"}
-NOT_PURE_BELOW = ("gguf_mtp.cli", "gguf_mtp.server")
+NOT_PURE_BELOW = ("gguf_mtp.bench", "gguf_mtp.cli", "gguf_mtp.server")
 
 
 def pure_modules() -> list[str]:

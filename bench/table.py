@@ -1,0 +1,100 @@
+"""Cells as a table for people, and as plain values for machines."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from .run import PLAIN, Cell, median_ratio
+
+COLUMNS = (
+    "workload",
+    "temp",
+    "way",
+    "tokens/s",
+    "min-max",
+    "x plain",
+    "acceptance by position",
+    "tokens/round",
+    "target/draft/other",
+)
+
+
+def rows(cells: Sequence[Cell]) -> Iterator[list[str]]:
+    """One row a cell, in `COLUMNS`."""
+    for cell in cells:
+        value = values(cell, _plain_of(cell, cells))
+        yield [
+            cell.workload,
+            f"{cell.temperature:g}",
+            cell.way,
+            f"{value['tokens_per_s']:.1f}",
+            f"{value['min']:.1f}-{value['max']:.1f}",
+            f"{value['x_plain']:.3f}" if value["x_plain"] is not None else "",
+            " ".join(f"{a:.2f}" for a in value["acceptance_per_position"]),
+            f"{value['tokens_per_round']:.2f}",
+            "/".join(f"{100 * share:.0f}" for share in value["time_shares"]) + " %",
+        ]
+
+
+def values(cell: Cell, plain: Cell | None) -> dict[str, Any]:
+    """The figures of a cell: medians over its rounds, ratios to `plain` within each round."""
+    total = cell.total
+    shares = (total.target_s, total.draft_s, total.decode_s - total.target_s - total.draft_s)
+    accepted = [*total.accepted_per_position]
+    accepted += [0] * (len(total.judged_per_position) - len(accepted))
+    return {
+        "workload": cell.workload,
+        "temperature": cell.temperature,
+        "way": cell.way,
+        "tokens_per_s": statistics.median(cell.speeds),
+        "min": min(cell.speeds),
+        "max": max(cell.speeds),
+        "x_plain": median_ratio(cell, plain) if plain else None,
+        "acceptance_per_position": [
+            a / n for a, n in zip(accepted, total.judged_per_position, strict=True)
+        ],
+        "tokens_per_round": total.tokens_per_round,
+        "time_shares": [part / total.decode_s if total.decode_s else 0.0 for part in shares],
+        "rounds_per_depth": total.rounds_per_depth,
+        "n_tokens": total.decode_tokens,
+    }
+
+
+def document(model: str, cells: Sequence[Cell], command: str) -> dict[str, Any]:
+    """Everything needed to read the figures later: what, where, when, how."""
+    return {
+        "model": model,
+        "machine": machine(),
+        "date": datetime.now(timezone.utc).date().isoformat(),
+        "command": command,
+        "versions": {name: version(name) for name in ("gguf-mtp", "llama-cpp-python", "numpy")},
+        "cells": [values(cell, _plain_of(cell, cells)) for cell in cells],
+    }
+
+
+def machine() -> str:
+    """The processor's name and the cores this process may use."""
+    from ..load import physical_cores
+
+    name = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        name = next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        pass
+    return f"{name}, {physical_cores()} cores"
+
+
+def _plain_of(cell: Cell, cells: Sequence[Cell]) -> Cell | None:
+    for other in cells:
+        if (other.workload, other.temperature) == (cell.workload, cell.temperature) and (
+            other.way == PLAIN.name
+        ):
+            return other
+    return None

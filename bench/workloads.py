@@ -1,0 +1,56 @@
+"""What is asked of a model when it is measured: prompts by kind, never trained on.
+
+Definitions, facts and code are questions in the model's chat template. Repetition quotes a passage
+over and over, so that a drafter can copy; random text is noise, where drafting can only lose.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ..session import Session
+
+NAMES = ("definitions", "facts", "code", "repetition", "random")
+_PROMPTS = Path(__file__).parent / "prompts" / "held_out_by_kind.json"
+
+
+class Workload(NamedTuple):
+    """`prompts[i]` are token ids; round r of a measurement takes `of_round(r, n)`."""
+
+    name: str
+    prompts: Sequence[Sequence[int]]
+
+    def of_round(self, index: int, n: int) -> list[Sequence[int]]:
+        """`n` prompts, other ones in every round until all were asked."""
+        return [self.prompts[(index * n + i) % len(self.prompts)] for i in range(n)]
+
+
+def workload(name: str, session: Session, seed: int = 0) -> Workload:
+    """The workload `name` in the tokens of `session`'s model. Raises `KeyError` if unknown."""
+    kinds: dict[str, list[str]] = json.loads(_PROMPTS.read_text(encoding="utf-8"))
+    rng = random.Random(seed)
+    if name == "repetition":
+        return Workload(name, [_quoted(session, rng.sample(kinds["facts"], 3)) for _ in range(30)])
+    if name == "random":
+        return Workload(name, [_noise(session, rng) for _ in range(30)])
+    questions = kinds[name]
+    return Workload(
+        name, [session.chat_tokens([{"role": "user", "content": q}]) for q in questions]
+    )
+
+
+def _quoted(session: Session, lines: Sequence[str]) -> list[int]:
+    """A passage three times, and the beginning of a fourth."""
+    passage = "".join(f"{line}\n" for line in lines)
+    return session.vocab.tokenize(3 * passage + lines[0][:8], add_special=True)
+
+
+def _noise(session: Session, rng: random.Random) -> list[int]:
+    n_vocab = session.facts.n_vocab
+    ends = session.engine.limits.end_tokens
+    noise = [t for t in (rng.randrange(n_vocab) for _ in range(48)) if t not in ends]
+    return [*session.vocab.tokenize("", add_special=True), *noise]

@@ -1,0 +1,123 @@
+"""`gguf-mtp bench`: what drafting gains on this machine, every way beside plain decoding."""
+
+from __future__ import annotations
+
+import json as json_module
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from ..bench.run import Cell, Plan
+
+
+def bench(
+    model: Annotated[
+        Path | None,
+        typer.Argument(help="A GGUF file; the demo model without one.", show_default=False),
+    ] = None,
+    workloads: Annotated[
+        str,
+        typer.Option(help="Which, by comma: definitions, facts, code, repetition, random."),
+    ] = "definitions,facts,code,repetition,random",
+    temps: Annotated[str, typer.Option(help="Temperatures, by comma.")] = "0,0.7,1",
+    depths: Annotated[str, typer.Option(help="Fixed draft depths, by comma.")] = "1,2,3,4",
+    rounds: Annotated[int, typer.Option(min=1, help="Counted rounds; one more goes first.")] = 5,
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts of a workload in a round.")] = 2,
+    max_tokens: Annotated[int, typer.Option("-n", "--max-tokens", min=1)] = 64,
+    threads: Annotated[int, typer.Option("-t", "--threads", min=0, help="0: all cores.")] = 0,
+    widened: Annotated[
+        str | None,
+        typer.Option(
+            help="Make and measure a memory-bound model from the demo: dense-bf16, moe-q8_0 or "
+            "moe-q4_0.",
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    save: Annotated[Path | None, typer.Option(help="Write the JSON document here.")] = None,
+) -> None:
+    """Measure tokens/s and acceptance: plain, fixed depths and automatic, side by side."""
+    from ..bench.run import AUTO, PLAIN, Plan, fixed, measure
+    from ..bench.table import document
+
+    path = _model(model, widened)
+    plan = Plan(
+        ways=(PLAIN, *(fixed(int(n)) for n in _numbers(depths, "--depths")), AUTO),
+        workloads=_known(workloads),
+        temperatures=_numbers(temps, "--temps"),
+        n_rounds=rounds,
+        n_prompts=prompts,
+        n_tokens=max_tokens,
+        n_threads=threads,
+    )
+    cells = measure(path, plan, _counter())
+    result = document(path.name, cells, "gguf-mtp " + " ".join(sys.argv[1:]))
+    if save:
+        save.write_text(json_module.dumps(result, indent=1) + "\n", encoding="utf-8")
+    if json:
+        print(json_module.dumps(result))
+    else:
+        _show(path, plan, cells, result)
+
+
+def _model(model: Path | None, widened: str | None) -> Path:
+    if widened is None:
+        from .start import demo_path
+
+        return model or demo_path()
+    if model is not None:
+        raise typer.BadParameter("give a model or --widened, not both")
+    from ..bench.widen import KINDS, widened_model
+
+    if widened not in KINDS:
+        raise typer.BadParameter(f"--widened {widened} is none of {', '.join(KINDS)}")
+    return widened_model(widened)
+
+
+def _numbers(text: str, option: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(",") if part)
+    except ValueError:
+        raise typer.BadParameter(f"{option} {text} is not a list of numbers") from None
+
+
+def _known(text: str) -> tuple[str, ...]:
+    from ..bench.workloads import NAMES
+
+    names = tuple(part for part in text.split(",") if part)
+    for name in names:
+        if name not in NAMES:
+            raise typer.BadParameter(f"workload {name} is none of {', '.join(NAMES)}")
+    return names
+
+
+def _counter() -> Any:
+    """Says how far the measurement is, where somebody watches."""
+    if not sys.stderr.isatty():
+        return None
+
+    def show(n_done: int, n_total: int) -> None:
+        end = "\n" if n_done == n_total else ""
+        print(f"\r{n_done} of {n_total} measured", end=end, file=sys.stderr, flush=True)
+
+    return show
+
+
+def _show(path: Path, plan: Plan, cells: list[Cell], result: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from ..bench.table import COLUMNS, rows
+
+    table = Table(title=f"{path.name}, {result['machine']}, {plan.n_rounds} rounds, medians")
+    for column in COLUMNS:
+        table.add_column(column, justify="left" if column in COLUMNS[:3] else "right")
+    last = None
+    for row in rows(cells):
+        if last is not None and row[:2] != last[:2]:
+            table.add_section()
+        table.add_row(*row)
+        last = row
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
