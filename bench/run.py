@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from ..load import DraftMode, LoadOptions, load
+from ..loader import DraftMode, LoadOptions, load
 from ..session import Session
 from ..stats import Stats
 from ..types import SamplingParams

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 if TYPE_CHECKING:
-    from ..load import LoadOptions
+    from ..loader import LoadOptions
     from ..types import SamplingParams
 
 
@@ -82,7 +82,7 @@ class ModelArgs:
 
     def load_options(self) -> LoadOptions:
         """Raises `RequestError` for values out of range."""
-        from ..load import LoadOptions
+        from ..loader import LoadOptions
 
         return LoadOptions(
             n_ctx=self.ctx,

@@ -65,7 +65,7 @@ def _decode(
     path: Path, draft: Literal["off", "mtp"], n_threads: int, n_prompts: int
 ) -> tuple[Sequence[int], Stats]:
     """The first prompt's tokens; further prompts only until enough was drafted to judge."""
-    from ..load import LoadOptions, load
+    from ..loader import LoadOptions, load
     from ..stats import Stats
     from ..types import SamplingParams
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..load import load
+from ..loader import load
 from ..session import Session
 from .options import ModelArgs
 

@@ -1,5 +1,54 @@
-"""gguf-mtp: run DeepSeek-class GGUF models faster with their own Multi-Token-Prediction block."""
+"""gguf-mtp: run DeepSeek-class GGUF models faster with their own Multi-Token-Prediction block.
+
+    with gguf_mtp.load("model.gguf") as model:
+        for piece in model.chat([{"role": "user", "content": "Hello"}]):
+            print(piece.text, end="")
+
+The names below are the public ones. Importing this package loads neither llama.cpp nor numpy; they
+come with the first name that needs them.
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gguf_mtp.engine import Engine
+    from gguf_mtp.errors import GgufMtpError
+    from gguf_mtp.loader import LoadOptions, load
+    from gguf_mtp.session import Piece, Session
+    from gguf_mtp.stats import Stats
+    from gguf_mtp.types import Chunk, SamplingParams
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "Chunk",
+    "Engine",
+    "GgufMtpError",
+    "LoadOptions",
+    "Piece",
+    "SamplingParams",
+    "Session",
+    "Stats",
+    "load",
+]
+
+_HOMES = {
+    "Chunk": "types",
+    "Engine": "engine",
+    "GgufMtpError": "errors",
+    "LoadOptions": "loader",
+    "Piece": "session",
+    "SamplingParams": "types",
+    "Session": "session",
+    "Stats": "stats",
+    "load": "loader",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'gguf_mtp' has no attribute {name!r}")
+    return getattr(import_module(f"gguf_mtp.{_HOMES[name]}"), name)

@@ -17,7 +17,7 @@ import pytest
 from gguf_mtp import sequence
 from gguf_mtp.demo import demo_model
 from gguf_mtp.engine import Engine
-from gguf_mtp.load import LoadOptions, load
+from gguf_mtp.loader import LoadOptions, load
 from gguf_mtp.session import Session
 from gguf_mtp.stats import Stats
 from gguf_mtp.types import Decoder, Draft, Floats, Rows, SamplingParams, Step, Verdict
