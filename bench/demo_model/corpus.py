@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from bench.demo_model import questions, sources
-from bench.demo_model.questions import Qa
-from bench.demo_model.tokenizer import ASSISTANT, BOS, EOS, USER, train_tokenizer
+from . import questions, sources
+from .questions import Qa
+from .tokenizer import ASSISTANT, BOS, EOS, USER, train_tokenizer
 
 N_VOCAB = 4096
 MAX_TURNS = 4

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 
-from bench.demo_model.train import CONFIG
+from .train import CONFIG
 
 BLOCK = 128
 FP8_MAX = 448.0  # torch.finfo(torch.float8_e4m3fn).max

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from bench.demo_model.sources import Code, Fact, Sense
+from .sources import Code, Fact, Sense
 
 MAX_FACT = 220  # characters; longer ones end at a semicolon
 # Part of the Factbook -> how it is asked for, how it is answered.

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.demo_model.model import LOSS_WEIGHTS, Config, Model
+from .model import LOSS_WEIGHTS, Config, Model
 
 CONFIG = Path(__file__).parents[2] / "gguf_mtp" / "demo" / "checkpoint" / "config.json"
 SAVE_EVERY_S = 600.0
