@@ -94,14 +94,16 @@ def answer(
 ) -> None:
     """One exchange, added to `history`. A refused or failed request leaves `history` as it was."""
     from ..errors import DecodeError, RequestError
+    from . import report
 
     history.append({"role": "user", "content": line})
-    text = ""
+    text, stats = "", None
     try:
         pieces = session.chat(history, params, max_tokens)
         with interrupts() as interrupted:
             for piece in pieces:
                 text += piece.text
+                stats = piece.chunk.stats
                 screen.write(piece.text)
                 if interrupted():
                     pieces.close()  # type: ignore[attr-defined]
@@ -114,6 +116,8 @@ def answer(
     screen.write("\n")
     if interrupted():
         screen.note("stopped")
+    if stats:
+        screen.note(report.answer_line(stats, session.engine.depth))
     history.append({"role": "assistant", "content": text})
 
 
@@ -122,6 +126,8 @@ def show_stats(session: Session, screen: Screen) -> None:
 
     totals = session.engine.totals
     for line in report.lines(totals) if totals.rounds else ["nothing has been answered yet"]:
+        screen.note(line)
+    for line in report.decision_lines(session.engine.depth):
         screen.note(line)
     if session.engine.stopped_drafting:
         screen.note(f"drafting is off: {session.engine.stopped_drafting}")

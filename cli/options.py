@@ -56,13 +56,21 @@ class ModelArgs:
         typer.Option(
             "--draft-max", "--spec-draft-n-max", help="Most tokens to draft at once; 0: off."
         ),
-    ] = 3
+    ] = 8
     draft_min: Annotated[
         int,
         typer.Option(
-            "--draft-min", "--spec-draft-n-min", help="Fewest tokens to draft when drafting."
+            "--draft-min",
+            "--spec-draft-n-min",
+            help="Fewest tokens of a draft; equal bounds fix it.",
         ),
     ] = 0
+    draft_p_min: Annotated[
+        float,
+        typer.Option(
+            "--draft-p-min", "--spec-draft-p-min", help="Least confidence to draft on with."
+        ),
+    ] = 0.0
     n_gpu_layers: Annotated[
         int,
         typer.Option(
@@ -82,6 +90,8 @@ class ModelArgs:
 
     def load_options(self) -> LoadOptions:
         """Raises `RequestError` for values out of range."""
+        from platformdirs import user_cache_dir
+
         from ..loader import LoadOptions
 
         return LoadOptions(
@@ -91,6 +101,8 @@ class ModelArgs:
             draft=self.draft.value,
             draft_min=self.draft_min,
             draft_max=self.draft_max,
+            draft_p_min=self.draft_p_min,
+            memory=Path(user_cache_dir("gguf-mtp")) / "depth",
             strict=self.strict,
         )
 

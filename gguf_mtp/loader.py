@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from gguf_mtp import metadata
-from gguf_mtp.depth import FixedDepth
+from gguf_mtp import metadata, remembered
+from gguf_mtp.depth import AutoDepth, DepthOptions, depth_for
 from gguf_mtp.drafters.mtp import FLUSH, MtpDrafter
 from gguf_mtp.engine import Engine, EngineLimits
 from gguf_mtp.errors import LoadFailed, RequestError, UnsupportedModel
@@ -31,8 +31,8 @@ N_CTX = 8192
 """Context when the user names none, or the model's own where that is smaller."""
 N_BATCH = 512
 """Rows of a decode: a prompt is read in chunks of this many."""
-DRAFT_MAX = 3
-"""Draft tokens per round when the user names no bound."""
+DRAFT_MAX = 8
+"""Draft tokens per round when the user names no bound; the depth decision rarely goes so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +53,15 @@ class LoadOptions:
     draft: DraftMode = "auto"
     draft_min: int = 0
     draft_max: int = DRAFT_MAX
+    draft_p_min: float = 0.0
+    memory: Path | None = None
     strict: bool = False
 
     def __post_init__(self) -> None:
         _at_least(self.n_ctx, 0, "the context size")
         _at_least(self.n_seq, 1, "the number of sequences")
         _at_least(self.n_threads, 0, "the number of threads")
-        _at_least(self.draft_min, 0, "draft-min")
-        _at_least(self.draft_max, 0, "draft-max")
-        if self.draft_min > self.draft_max:
-            raise RequestError(f"draft-min {self.draft_min} is above draft-max {self.draft_max}")
+        DepthOptions(self.draft_min, self.draft_max, self.draft_p_min)
         if self.draft_max > N_BATCH // 2:
             raise RequestError(f"draft-max is {self.draft_max}, but must be at most {N_BATCH // 2}")
 
@@ -90,7 +89,8 @@ def load(path: str | Path, options: LoadOptions | None = None) -> Session:
             end_tokens=model.vocab.end_tokens,
             fingerprint=_fingerprint(facts, options),
         )
-        engine = Engine(target, drafter, _depth(options, drafts), limits)
+        depth = _depth(options, drafts, limits.fingerprint, stack)
+        engine = Engine(target, drafter, depth, limits)
         return Session(engine, model.vocab, facts, stack.pop_all())
 
 
@@ -133,8 +133,18 @@ def _contexts(
     return target, MtpDrafter(mtp, n_seq, n_batch)
 
 
-def _depth(options: LoadOptions, drafts: bool) -> Depth:
-    return FixedDepth(options.draft_max if drafts else 0)
+def _depth(options: LoadOptions, drafts: bool, fingerprint: str, stack: ExitStack) -> Depth:
+    """The depth decision; what it learns is stored when `stack` closes."""
+    most = options.draft_max if drafts else 0
+    depth = depth_for(DepthOptions(options.draft_min if drafts else 0, most, options.draft_p_min))
+    if options.memory and isinstance(depth, AutoDepth):
+        threads = options.n_threads or physical_cores()
+        file = remembered.file_for(
+            options.memory, fingerprint, threads, options.n_gpu_layers, options.n_seq, most
+        )
+        remembered.recall(depth, file)
+        stack.callback(remembered.remember, depth, file)
+    return depth
 
 
 def _check_memory(facts: ModelFacts, options: LoadOptions, n_ctx: int) -> None:

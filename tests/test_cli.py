@@ -128,7 +128,7 @@ def test_values_out_of_range_are_named() -> None:
     for options, expected in [
         (("--temp", "-1"), "temperature"),
         (("--top-p", "1.5"), "top_p"),
-        (("--draft-min", "4", "--draft-max", "2"), "draft-min 4 is above draft-max 2"),
+        (("--draft-min", "4", "--draft-max", "2"), "draft_min is 4"),
         (("-c", "-5"), "context size"),
         (("-c", "100000000"), "lower -c"),
         (("-n", "0"), "max_tokens is 0"),

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import pytest
 
 from gguf_mtp.cli.chat import converse
+from gguf_mtp.depth import FixedDepth
 from gguf_mtp.errors import ContextFull
 from gguf_mtp.session import Piece
 from gguf_mtp.stats import Stats
@@ -18,6 +19,7 @@ from gguf_mtp.types import Chunk, SamplingParams
 class Engine:
     def __init__(self) -> None:
         self.totals = Stats()
+        self.depth = FixedDepth(2)
         self.stopped_drafting: str | None = None
 
 

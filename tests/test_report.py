@@ -1,0 +1,90 @@
+"""What is said about an answer."""
+
+from __future__ import annotations
+
+from gguf_mtp.cli import report
+from gguf_mtp.depth import AutoDepth, DepthOptions, FixedDepth
+from gguf_mtp.stats import Stats
+from gguf_mtp.types import Judged, Room, Round
+
+STATS = Stats(
+    prefill_tokens=10,
+    cached_tokens=4,
+    prefill_s=0.5,
+    decode_tokens=30,
+    decode_s=2.0,
+    target_s=1.5,
+    draft_s=0.25,
+    rounds=12,
+    drafted=24,
+    judged_per_position=[12, 9],
+    accepted_per_position=[9],
+    rounds_per_depth=[0, 0, 12],
+)
+
+
+def test_values_for_machines() -> None:
+    assert report.timings(STATS) == {
+        "prefill_tokens": 10,
+        "cached_tokens": 4,
+        "prefill_s": 0.5,
+        "decode_tokens": 30,
+        "decode_s": 2.0,
+        "tokens_per_s": 15.0,
+        "target_s": 1.5,
+        "draft_s": 0.25,
+    }
+    assert report.drafting(STATS) == {
+        "rounds": 12,
+        "drafted": 24,
+        "accepted": 9,
+        "acceptance_rate": 0.375,
+        "judged_per_position": [12, 9],
+        "accepted_per_position": [9],
+        "rounds_per_depth": [0, 0, 12],
+        "tokens_per_round": 2.5,
+    }
+
+
+def test_a_position_where_nothing_was_accepted_counts_as_zero() -> None:
+    assert report.by_position(STATS) == "75 % 0 %"
+
+
+def test_nothing_is_divided_by_nothing() -> None:
+    assert report.timings(Stats())["tokens_per_s"] == 0.0
+    assert report.drafting(Stats())["acceptance_rate"] == 0.0
+    assert report.lines(Stats())
+
+
+def test_the_line_under_an_answer() -> None:
+    assert report.answer_line(STATS, FixedDepth(2)) == (
+        "30 tokens, 15.0 tokens/s; accepted 9 / drafted 24 = 38 %, length 2.50"
+    )
+    depth = AutoDepth(DepthOptions(draft_max=2))
+    assert report.answer_line(STATS, depth).endswith("depth not decided yet")
+
+
+def run(depth: AutoDepth, target_s: dict[int, float], every: int) -> None:
+    """200 rounds; in one out of `every`, all that was drafted is accepted, else nothing."""
+    for i in range(200):
+        [limit] = depth.choose([Room(0, 8)])
+        n_accepted = limit.n if i % every == 0 else 0
+        judged = Judged(0, [0.9] * limit.n, n_accepted, min(n_accepted + 1, limit.n))
+        depth.record(Round([judged], 1 + limit.n, 0, 50, target_s[1 + limit.n], 0.001 * limit.n, 0))
+
+
+def test_the_decision_names_speed_gain_or_the_reason_against() -> None:
+    cheap = AutoDepth(DepthOptions(draft_max=2))
+    run(cheap, {1: 0.1, 2: 0.105, 3: 0.11}, every=1)
+    [line] = report.decision_lines(cheap)
+    assert line.startswith("depth   depth 2, plain would be 10.0 tokens/s, 2.")
+
+    dear = AutoDepth(DepthOptions(draft_max=2))
+    run(dear, {1: 0.1, 2: 0.3, 3: 0.4}, every=1)
+    line, reason = report.decision_lines(dear)
+    assert line == "depth   depth 0, plain would be 10.0 tokens/s"
+    assert "verification too dear" in reason
+
+    wrong = AutoDepth(DepthOptions(draft_max=2))
+    run(wrong, {1: 0.1, 2: 0.13, 3: 0.16}, every=10)
+    assert "acceptance too low" in report.decision_lines(wrong)[1]
