@@ -30,7 +30,7 @@ KEY := $(shell .ci/llama-wheel --key)
 LLAMA := $(VENV)/.llama-$(KEY)
 # Setup must neither eat the chat's input nor mix with its output.
 QUIET := </dev/null >&2
-PIP := $(PY) -m pip install --quiet --disable-pip-version-check
+PIP := $(PY) -m pip install -qq --disable-pip-version-check
 
 .PHONY: help setup dev chat test test-slow lint bench
 help:
@@ -69,7 +69,7 @@ lint: $(VENV)/.dev
 	@.ci/lint
 
 test:
-	@MAKE="$(MAKE)" .ci/test
+	@.ci/test
 
 test-slow: $(VENV)/.dev
 	@$(PY) -m pytest -m slow $(ARGS)
