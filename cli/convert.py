@@ -57,12 +57,13 @@ def convert(
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print errors only.")] = False,
 ) -> None:
     """Convert a DeepSeek-V3-class checkpoint, MTP block included, to GGUF in one pass."""
-    from ..converters.convert import ConvertOptions, plan, write
+    from ..converters.convert import ConvertOptions, check_place, plan, write
 
     options = ConvertOptions(
         type_, tuple(tensor_type or ()), imatrix, draft_head, mtp, threads, name, resume, force
     )
     say = _nothing if quiet else typer.echo
+    check_place(out)
     with plan(source, options) as job:
         if dry_run:
             for placed in job.tensors:

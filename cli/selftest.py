@@ -6,23 +6,29 @@ that it drafts is ever accepted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
-    from ..stats import Stats
+    from ..session import Session
+    from ..types import Stats
 
-_N_TOKENS = 32
-_N_DRAFTS = 64
+_N_TOKENS = 32  # of an answer, and at least of all
+_N_DRAFTS = 64  # so many without one accepted are a verdict
 _PROMPTS = (
-    "The capital of France is",
-    "def fibonacci(n):",
-    "Once upon a time",
-    "Water boils when",
-    "The first law of motion says that",
-    "To make bread you need",
-)
+    "What is the capital of France?",
+    "Define water.",
+    "Write the Python function sum.",
+    "What is a bridge?",
+    "What does the word \"slow\" mean?",
+    "What is the population of Japan?",
+    "Tell me a story.",
+    "What is a computer?",
+    "Count to twenty.",
+    "What is the currency of Brazil?",
+    "Define music.",
+    "Why is the sky blue?",
+)  # fmt: skip
 
 
 class SelfTest(NamedTuple):
@@ -45,43 +51,58 @@ class SelfTest(NamedTuple):
             f"{self.n_tokens} tokens equal with and without drafting"
             if self.differs_at is None
             # Two rows in one batch go through other kernels than one; quantised weights show it.
-            else f"token {self.differs_at} of {self.n_tokens} differs with drafting, as near ties may"
+            else f"token {self.differs_at + 1} of {self.n_tokens} differs with drafting, "
+            "as near ties may"
         )
         return f"{same}; {self.accepted} of {self.drafted} drafts accepted"
 
 
+class _Answers(NamedTuple):
+    tokens: list[list[int]]
+    stats: Stats
+
+
 def self_test(path: Path, has_mtp: bool, n_threads: int) -> SelfTest:
     """Loads `path` once or twice. Raises `ModelError` when it does not run."""
-    plain, _ = _decode(path, "off", n_threads, 1)
     if not has_mtp:
-        return SelfTest(len(plain), None, 0, 0)
-    drafting, stats = _decode(path, "mtp", n_threads, len(_PROMPTS))
-    pairs = zip(plain, drafting, strict=False)
-    differs_at = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
-    return SelfTest(len(plain), differs_at, stats.drafted, stats.accepted)
+        plain = _decode(path, "off", n_threads, 4)
+        return SelfTest(sum(map(len, plain.tokens)), None, 0, 0)
+    drafting = _decode(path, "mtp", n_threads, len(_PROMPTS))
+    plain = _decode(path, "off", n_threads, len(drafting.tokens))
+    ours, theirs = ([t for answer in a.tokens for t in answer] for a in (drafting, plain))
+    n = max(len(ours), len(theirs))
+    differs_at = next((i for i in range(n) if ours[i : i + 1] != theirs[i : i + 1]), None)
+    return SelfTest(len(theirs), differs_at, drafting.stats.drafted, drafting.stats.accepted)
 
 
-def _decode(
-    path: Path, draft: Literal["off", "mtp"], n_threads: int, n_prompts: int
-) -> tuple[Sequence[int], Stats]:
-    """The first prompt's tokens; further prompts only until enough was drafted to judge."""
+def _decode(path: Path, draft: Literal["off", "mtp"], n_threads: int, n_prompts: int) -> _Answers:
+    """Greedy answers, with drafting only as many as are needed to judge it."""
     from ..loader import LoadOptions, load
-    from ..stats import Stats
-    from ..types import SamplingParams
+    from ..types import SamplingParams, Stats
 
-    total, answers = Stats(), []
+    answers, total = list[list[int]](), Stats()
     options = LoadOptions(n_ctx=512, n_threads=n_threads, draft=draft, draft_min=1, draft_max=1)
     with load(path, options) as session:
         for prompt in _PROMPTS[:n_prompts]:
-            tokens = session.vocab.tokenize(prompt, add_special=True)
-            answer: list[int] = []
+            tokens: list[int] = []
             for chunk in session.engine.generate(
-                [tokens], SamplingParams(temperature=0), _N_TOKENS
+                [_tokens(session, prompt)], SamplingParams(temperature=0), _N_TOKENS
             ):
-                answer += chunk.tokens
+                tokens += chunk.tokens
                 if chunk.stats:
                     total += chunk.stats
-            answers.append(answer)
-            if total.accepted or total.drafted >= _N_DRAFTS:
+            answers.append(tokens)
+            n_tokens = sum(map(len, answers))
+            if (
+                draft == "mtp"
+                and n_tokens >= _N_TOKENS
+                and (total.accepted or total.drafted >= _N_DRAFTS)
+            ):
                 break
-    return answers[0], total
+    return _Answers(answers, total)
+
+
+def _tokens(session: Session, prompt: str) -> list[int]:
+    if session.vocab.chat_template:
+        return session.chat_tokens([{"role": "user", "content": prompt}])
+    return session.vocab.tokenize(prompt, add_special=True)

@@ -16,11 +16,20 @@ from ..types import Floats
 from . import estimate
 from .gguf_file import TypedTensor
 from .job import Account, ConvertOptions, Job, needs_importance, plan
-from .output import Leftovers, PartialFile, partial_path
+from .output import Leftovers, PartialFile, check_place, partial_path
 from .quantize import Encoder, Ggml, tasks
 from .rows import RowReader
 
-__all__ = ["Account", "ConvertOptions", "Job", "Progress", "convert", "plan", "write"]
+__all__ = [
+    "Account",
+    "ConvertOptions",
+    "Job",
+    "Progress",
+    "check_place",
+    "convert",
+    "plan",
+    "write",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +53,7 @@ def convert(
     Raises `ConversionError` with the file, key or tensor in it. Nothing is written when the
     checkpoint is at fault; when a disk is, what was written stays as `out`.partial for `resume`.
     """
+    check_place(out)
     with plan(source, options) as job:
         for note in job.account.notes:
             logger.info("%s", note)

@@ -58,8 +58,6 @@ def ram_bytes(n_source: int, n_threads: int) -> int:
 def check_disk(out: Path, n_bytes: int) -> None:
     """Raises `ConversionError` when the folder of `out` has no room for `n_bytes`."""
     folder = out.resolve().parent
-    if not folder.is_dir():
-        raise ConversionError(f"{folder} is not a folder; the output would go there")
     partial = partial_path(out)
     there = partial.stat().st_size if partial.exists() else 0
     free = shutil.disk_usage(folder).free

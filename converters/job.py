@@ -7,6 +7,7 @@ with the originals, and an importance matrix is looked through.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -191,10 +192,8 @@ def _fingerprint(checkpoint: Checkpoint, head: bytes, imatrix: Imatrix | None) -
     digest = hashlib.sha256(head)
     digest.update(checkpoint.fingerprint.encode())
     digest.update(imatrix.fingerprint.encode() if imatrix else b"-")
-    try:
+    with contextlib.suppress(PackageNotFoundError):  # planning alone needs no kernels
         digest.update(version("llama-cpp-python").encode())
-    except PackageNotFoundError:  # planning alone needs no kernels
-        pass
     return digest.hexdigest()
 
 

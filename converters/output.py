@@ -42,6 +42,14 @@ def journal_path(out: Path) -> Path:
     return out.with_name(f"{out.name}.partial.journal")
 
 
+def check_place(out: Path) -> None:
+    """Raises `ConversionError` when no file can have the name `out`."""
+    if out.is_dir():
+        raise ConversionError(f"{out} is a folder; give the name of a file")
+    if not out.resolve().parent.is_dir():
+        raise ConversionError(f"{out.parent} is not a folder; the output would go there")
+
+
 class PartialFile:
     """The output while it is written, locked against a second writer.
 
