@@ -16,11 +16,11 @@ from tests.fakes import N_VOCAB, FakeMtp, FakeTarget
 from tests.storm import GREEDY, Storm
 from tests.test_engine import NO_END, engine_of, greedy
 
-FOUR = dataclasses.replace(NO_END, n_seq=4, n_ctx=48, n_batch=24)
+FOUR = dataclasses.replace(NO_END, n_seq=4, n_ctx=64, n_batch=24)
 
 
 def fake_prompt(rng: random.Random) -> list[int]:
-    return [rng.randrange(N_VOCAB) for _ in range(rng.choice([1, 2, 6, 20]))]
+    return [rng.randrange(N_VOCAB) for _ in range(rng.choice([1, 2, 6, 45]))]
 
 
 def storm_on_fakes(seed: int, depth: int, n_steps: int) -> Storm:
