@@ -6,6 +6,7 @@
     │   └── LoadFailed             not a GGUF, damaged, unreadable, or refused by llama.cpp
     ├── RequestError               a parameter out of range, an empty prompt
     │   └── ContextFull            the prompt does not fit the context
+    ├── Unavailable                the server cannot take a request, or will not finish it
     ├── DecodeError                llama_decode failed; carries its code
     ├── SavedStateError            a saved sequence that is damaged or belongs to another model
     ├── CannotRewind               a KV cache refused to drop its last rows; nothing was changed
@@ -46,6 +47,10 @@ class ContextFull(RequestError):
             "and one must stay free for the answer; raise -c or shorten the prompt"
         )
         self.n_prompt, self.n_ctx = n_prompt, n_ctx
+
+
+class Unavailable(GgufMtpError):
+    """The server cannot take a request now, or will not finish it."""
 
 
 class DecodeError(GgufMtpError):
