@@ -141,6 +141,10 @@ def test_held_out_answers_are_never_trained_on() -> None:
     assert len(held) == 5
     assert {qa.answer for qa in training}.isdisjoint(qa.answer for qa in held)
     assert len(training) == 15
+    twice = material(20, 5)
+    twice = twice._replace(groups=[[*twice.groups[0], *twice.groups[0]]])  # two ways to an answer
+    training, held = corpus.split(twice, random.Random(0))
+    assert {qa.answer for qa in training}.isdisjoint(qa.answer for qa in held)
     training, held = corpus.split(material(6, 400), random.Random(0))
     assert (len(training), len(held)) == (3, 3)  # a small source keeps half
 
@@ -236,6 +240,21 @@ def test_the_trained_weights_fit_and_answer_and_draft(demo: dict[str, Tensor]) -
     rows = model.draft(model.hidden(everything)[:, :-1], everything[:, 1:], first=1)
     drafts = model.lm_head(rows)[0].argmax(-1)
     assert drafts[n_prompt - 2 : -1].tolist() == ids[n_prompt:]
+
+
+@torch.no_grad()
+def test_each_loss_looks_at_the_right_token(demo: dict[str, Tensor]) -> None:
+    model = Model(Config.load(CONFIG)).eval()
+    model.load_state_dict(demo)
+    tokenizer = Tokenizer.from_file(str(CONFIG.with_name("tokenizer.json")))
+    capitals = {"France": "Paris", "Japan": "Tokyo", "Italy": "Rome", "Spain": "Madrid"}
+    turns = [
+        corpus.turn(f"What is the capital of {country}?", f"The capital of {country} is {city}.")
+        for country, city in capitals.items()
+    ]
+    ids = tokenizer.encode(BOS.join(["", *turns]), add_special_tokens=False).ids
+    losses = [loss.item() for loss in model.losses(torch.tensor([ids]))]
+    assert all(loss < 1 for loss in losses), losses  # above 10 where a row is off by one
 
 
 def tiny() -> Config:
