@@ -153,10 +153,9 @@ def _tool_format(template: str) -> ToolFormat | None:
 
 def _instruct(messages: Sequence[Message], text: str) -> list[Message]:
     """The messages with `text` at the end of the first system message, or as one of its own."""
-    messages = [dict(message) for message in messages]
     if messages and messages[0]["role"] == "system":
-        messages[0]["content"] = f"{messages[0]['content']}\n\n{text}"
-        return list(messages)
+        system = dict(messages[0]) | {"content": f"{messages[0]['content']}\n\n{text}"}
+        return [system, *messages[1:]]
     return [{"role": "system", "content": text}, *messages]
 
 

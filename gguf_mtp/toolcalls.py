@@ -70,16 +70,16 @@ class Content(NamedTuple):
 
 
 class CallStart(NamedTuple):
-    """Call `index` (from 0) of the answer begins."""
+    """Call `number` (from 0) of the answer begins."""
 
-    index: int
+    number: int
     name: str
 
 
 class CallArguments(NamedTuple):
-    """More of the arguments of call `index`, in JSON."""
+    """More of the arguments of call `number`, in JSON."""
 
-    index: int
+    number: int
     text: str
 
 

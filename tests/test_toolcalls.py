@@ -47,10 +47,10 @@ def parse(
             assert not calls, "content after a call"
             content += event.text
         elif isinstance(event, CallStart):
-            assert event.index == len(calls)
+            assert event.number == len(calls)
             calls.append((event.name, ""))
         else:
-            assert event.index == len(calls) - 1
+            assert event.number == len(calls) - 1
             assert event.text
             calls[-1] = (calls[-1][0], calls[-1][1] + event.text)
     assert parser.n_calls == len(calls)

@@ -1,0 +1,138 @@
+"""The HTTP side: OpenAI's endpoints over a worker.
+
+Blocking work (templates, tokenising) runs in threads; the engine is the worker's alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.background import BackgroundTask
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
+
+from gguf_mtp.server import errors
+from gguf_mtp.server.errors import Problem, respond
+from gguf_mtp.server.exchange import Exchange, collect, stream, until_gone
+from gguf_mtp.server.guard import Access, Guard
+from gguf_mtp.server.plan import Plan, Served, check_ids, plan_chat, plan_completion
+from gguf_mtp.server.schemas import ChatRequest, CompletionRequest, Detokenize, Tokenize
+from gguf_mtp.server.shapes import Shapes
+from gguf_mtp.server.worker import Worker
+from gguf_mtp.text import Detokenizer
+
+__all__ = ["ServerOptions", "create_app"]
+
+NOT_HERE = ("embeddings", "responses", "images/generations", "audio/speech", "moderations")
+"""Endpoints of OpenAI's that clients know and this server will not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """`comment_s`: a comment goes into a stream that was silent for so many seconds; 0: never."""
+
+    access: Access = field(default_factory=Access)
+    comment_s: float = 10.0
+
+
+def create_app(worker: Worker, served: Served, options: ServerOptions) -> ASGIApp:
+    """An ASGI application; `worker` runs, and is the caller's to stop."""
+    app = FastAPI(title="gguf-mtp", docs_url=None, redoc_url=None, openapi_url=None)
+    errors.install(app)
+    _add_answers(app, worker, served, options)
+    _add_facts(app, worker, served)
+    guarded: ASGIApp = Guard(app, options.access)
+    if options.access.origins:
+        guarded = CORSMiddleware(
+            guarded, options.access.origins, allow_methods=("*",), allow_headers=("*",)
+        )
+    return guarded
+
+
+def _add_answers(app: FastAPI, worker: Worker, served: Served, options: ServerOptions) -> None:
+    @app.post("/v1/chat/completions")
+    async def chat_completions(body: ChatRequest, request: Request) -> Response:
+        return await answer(await run_in_threadpool(plan_chat, served, body), request)
+
+    @app.post("/v1/completions")
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        return await answer(await run_in_threadpool(plan_completion, served, body), request)
+
+    async def answer(plan: Plan, request: Request) -> Response:
+        shapes = Shapes(plan, served.name, int(time.time()))
+        exchange = Exchange(worker, plan)
+        if plan.stream:
+            events = stream(exchange, plan, shapes, options.comment_s)
+            headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+            return StreamingResponse(
+                events,
+                headers=headers,
+                media_type="text/event-stream",
+                background=BackgroundTask(exchange.close),  # runs when the client leaves, too
+            )
+        with exchange:
+            return await _whole(exchange, shapes, request)
+
+
+async def _whole(exchange: Exchange, shapes: Shapes, request: Request) -> Response:
+    """The complete response; given up when the client leaves."""
+    choices = asyncio.ensure_future(collect(exchange))
+    gone = asyncio.ensure_future(until_gone(request.receive))
+    try:
+        await asyncio.wait((choices, gone), return_when=asyncio.FIRST_COMPLETED)
+        if choices.done():
+            return JSONResponse(shapes.whole(choices.result()))
+        return Response(status_code=499)  # nobody reads it
+    finally:
+        choices.cancel()
+        gone.cancel()
+
+
+def _add_facts(app: FastAPI, worker: Worker, served: Served) -> None:
+    model = {
+        "id": served.name,
+        "object": "model",
+        "created": served.created,
+        "owned_by": "gguf-mtp",
+        "max_model_len": served.limits.n_ctx,
+    }
+
+    @app.get("/health")
+    async def health() -> Response:
+        if not worker.is_alive:
+            return respond(Problem(503, "the engine has stopped", code="unavailable"))
+        return JSONResponse({"status": "ok", "unfinished": worker.n_unfinished})
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [model]}
+
+    @app.get("/v1/models/{name:path}")
+    async def one_model(name: str) -> Response:
+        if name != served.name:
+            return respond(Problem(404, f"the model {name!r} is not here", code="model_not_found"))
+        return JSONResponse(model)
+
+    @app.post("/tokenize")
+    def tokenize(body: Tokenize) -> dict[str, Any]:
+        parse_special = body.parse_special is not False
+        tokens = served.vocab.tokenize(body.content, bool(body.add_special), parse_special)
+        return {"tokens": tokens}
+
+    @app.post("/detokenize")
+    def detokenize(body: Detokenize) -> dict[str, Any]:
+        check_ids(served, body.tokens)
+        detokenizer = Detokenizer(served.vocab.piece)
+        return {"content": detokenizer.add(body.tokens) + detokenizer.finish()}
+
+    async def not_here(request: Request) -> Response:
+        return respond(Problem(501, f"this server has no {request.url.path}"))
+
+    for name in NOT_HERE:
+        app.add_api_route(f"/v1/{name}", not_here, methods=["GET", "POST"])

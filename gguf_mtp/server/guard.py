@@ -1,0 +1,98 @@
+"""Who may ask, and how much: checked before a request is read.
+
+An ASGI application around the server's own. With a key everything but `/health` needs it. Without
+one, a page in somebody's browser is kept out by its Origin header, for it can reach a server on
+loopback that nobody else can.
+"""
+
+from __future__ import annotations
+
+import hmac
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gguf_mtp.server.errors import Problem, respond
+
+__all__ = ["Access", "Guard"]
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """`api_key`: None where everybody may ask. `origins`: web pages that may ask from a browser;
+    "*" for all. `max_body`: bytes of a request."""
+
+    api_key: str | None = None
+    origins: tuple[str, ...] = ()
+    max_body: int = 16 << 20
+
+    def __repr__(self) -> str:
+        key = "'***'" if self.api_key else None
+        return f"Access(api_key={key}, origins={self.origins}, max_body={self.max_body})"
+
+
+class Guard:
+    """`app` for those whom `access` lets in."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app, self._access = app, access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        problem = self._refusal(scope["path"], Headers(scope=scope))
+        if problem:
+            await respond(problem)(scope, receive, send)
+        else:
+            await self._app(scope, _limited(receive, self._access.max_body), send)
+
+    def _refusal(self, path: str, headers: Headers) -> Problem | None:
+        access = self._access
+        origin = headers.get("origin")
+        if (
+            access.api_key is None
+            and origin is not None
+            and not {origin, "*"} & set(access.origins)
+        ):
+            return Problem(403, "web pages of this origin may not use the server (--cors-origin)")
+        if access.api_key is not None and path != "/health" and not self._knows_key(headers):
+            return Problem(
+                401,
+                "a valid API key is needed, as in the header 'Authorization: Bearer KEY'",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        n_bytes = headers.get("content-length", "")
+        if n_bytes.isdigit() and int(n_bytes) > access.max_body:
+            return Problem(413, _too_large(access.max_body))
+        return None
+
+    def _knows_key(self, headers: Headers) -> bool:
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        known = self._access.api_key or ""
+        # In constant time, so that nobody learns the key from how long an answer takes.
+        is_key = hmac.compare_digest(key.strip().encode(), known.encode())
+        return is_key and scheme.lower() == "bearer"
+
+
+def _limited(receive: Receive, max_body: int) -> Receive:
+    """`receive` that ends the request when the body grows beyond `max_body`."""
+    n_bytes = 0
+
+    async def limited() -> Message:
+        nonlocal n_bytes
+        message = await receive()
+        if message["type"] == "http.request":
+            n_bytes += len(message.get("body", b""))
+            if n_bytes > max_body:
+                raise HTTPException(413, _too_large(max_body))
+        return message
+
+    return limited
+
+
+def _too_large(max_body: int) -> str:
+    return f"the request is larger than {max_body} bytes"

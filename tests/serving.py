@@ -1,0 +1,100 @@
+"""A real server on loopback for tests: uvicorn in a thread, over a scripted engine or a model."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import uvicorn
+
+from gguf_mtp.conversation import ChatTemplate
+from gguf_mtp.server.app import ServerOptions, create_app
+from gguf_mtp.server.plan import Served
+from gguf_mtp.server.worker import Worker
+from gguf_mtp.types import SamplingParams
+from tests.chat_formats import BOS, EOS
+from tests.scripted import N_VOCAB, ByteVocab, ScriptedEngine
+
+
+@dataclass
+class Server:
+    """A running server, and a client for it."""
+
+    url: str
+    client: httpx.Client
+    worker: Worker
+
+    def chat(self, **body: Any) -> httpx.Response:
+        body.setdefault("messages", [{"role": "user", "content": "Hi"}])
+        return self.client.post("/v1/chat/completions", json=body)
+
+    def answer(self, **body: Any) -> dict[str, Any]:
+        response = self.chat(**body)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def events(self, path: str = "/v1/chat/completions", **body: Any) -> list[Any]:
+        """A stream's events, comments as text; every line is checked to be whole."""
+        if path.endswith("chat/completions"):
+            body.setdefault("messages", [{"role": "user", "content": "Hi"}])
+        response = self.client.post(path, json=body | {"stream": True})
+        assert response.headers["content-type"].startswith("text/event-stream")
+        blocks = response.content.decode("utf-8").split("\n\n")
+        assert blocks.pop() == ""
+        return [parse_event(block) for block in blocks]
+
+
+def parse_event(block: str) -> Any:
+    if block.startswith(":"):
+        return block
+    assert block.startswith("data: "), block
+    data = block.removeprefix("data: ")
+    return data if data == "[DONE]" else json.loads(data)
+
+
+def served_of(engine: ScriptedEngine, template: str | None = None) -> Served:
+    return Served(
+        name="scripted",
+        vocab=ByteVocab(template),
+        n_vocab=N_VOCAB,
+        limits=engine.limits,
+        template=ChatTemplate(template, BOS, EOS),
+        defaults=SamplingParams(),
+        created=1_700_000_000,
+    )
+
+
+@contextmanager
+def serving(
+    engine: Any, served: Served, options: ServerOptions | None = None, n_queue: int = 10
+) -> Iterator[Server]:
+    worker = Worker(engine, engine.limits.n_seq, n_queue)
+    worker.start()
+    app = create_app(worker, served, options or ServerOptions())
+    listener = socket.create_server(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, args=([listener],))
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive(), "the server did not start"
+            time.sleep(0.005)
+        with httpx.Client(base_url=url, timeout=20, trust_env=False) as client:
+            yield Server(url, client, worker)
+    finally:
+        server.should_exit = True
+        steps = getattr(engine, "steps", None)
+        if steps:
+            steps.release(10_000)
+        thread.join(10)
+        worker.stop("the test is over", 10)
+        listener.close()
