@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import socket
 import threading
@@ -13,6 +15,7 @@ from typing import Any
 
 import httpx
 import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gguf_mtp.conversation import ChatTemplate
 from gguf_mtp.server.app import ServerOptions, create_app
@@ -71,30 +74,56 @@ def served_of(engine: ScriptedEngine, template: str | None = None) -> Served:
     )
 
 
+class Host:
+    """One uvicorn for all tests, as starting and stopping one takes longer than most of them.
+
+    `app` is what it serves at the moment.
+    """
+
+    def __init__(self) -> None:
+        self.app: ASGIApp | None = None
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        config = uvicorn.Config(self._serve, interface="asgi3", log_config=None)
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, args=([self._socket],))
+        self._thread.daemon = True
+        self._thread.start()
+        while not self._server.started:
+            assert self._thread.is_alive(), "the server did not start"
+            time.sleep(0.005)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            return
+        assert self.app
+        await self.app(scope, receive, send)
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+        self._thread.join(10)
+        self._socket.close()
+
+
+@functools.cache
+def host() -> Host:
+    made = Host()
+    atexit.register(made.stop)
+    return made
+
+
 @contextmanager
 def serving(
     engine: Any, served: Served, options: ServerOptions | None = None, n_queue: int = 10
 ) -> Iterator[Server]:
     worker = Worker(engine, engine.limits.n_seq, n_queue)
     worker.start()
-    app = create_app(worker, served, options or ServerOptions())
-    listener = socket.create_server(("127.0.0.1", 0))
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=1)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, args=([listener],))
-    thread.start()
+    host().app = create_app(worker, served, options or ServerOptions())
     try:
-        while not server.started:
-            assert thread.is_alive(), "the server did not start"
-            time.sleep(0.005)
-        with httpx.Client(base_url=url, timeout=20, trust_env=False) as client:
-            yield Server(url, client, worker)
+        with httpx.Client(base_url=host().url, timeout=20, trust_env=False, verify=False) as client:
+            yield Server(host().url, client, worker)
     finally:
-        server.should_exit = True
         steps = getattr(engine, "steps", None)
         if steps:
             steps.release(10_000)
-        thread.join(10)
-        worker.stop("the test is over", 10)
-        listener.close()
+        assert worker.stop("the test is over", 10)
