@@ -35,6 +35,10 @@ def bench(
             "moe-q4_0.",
         ),
     ] = None,
+    parallel: Annotated[
+        str | None,
+        typer.Option(help="Measure several sequences at once instead: widths, by comma."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     save: Annotated[Path | None, typer.Option(help="Write the JSON document here.")] = None,
 ) -> None:
@@ -43,6 +47,11 @@ def bench(
     from ..bench.table import document
 
     path = _model(model, widened)
+    if parallel:
+        _measure_widths(
+            path, [int(n) for n in _numbers(parallel, "--parallel")], rounds, max_tokens
+        )
+        return
     plan = Plan(
         ways=(PLAIN, *(fixed(int(n)) for n in _numbers(depths, "--depths")), AUTO),
         workloads=_known(workloads),
@@ -62,6 +71,21 @@ def bench(
         _show(path, plan, cells, result)
 
 
+def _measure_widths(path: Path, widths: list[int], n_rounds: int, n_tokens: int) -> None:
+    from ..bench.parallel import measure_widths
+
+    cells = measure_widths(path, widths, n_rounds, n_tokens, _counter())
+    plain = {cell.n_seq: cell.aggregate for cell in cells if cell.way == "plain"}
+    print("sequences  way    tokens/s of all  of each  x plain  x one sequence  rounds")
+    for cell in cells:
+        one = next(other.aggregate for other in cells if other.way == cell.way)
+        print(
+            f"{cell.n_seq:9}  {cell.way:5}  {cell.aggregate:15.1f}  "
+            f"{cell.aggregate / cell.n_seq:7.1f}  {cell.aggregate / plain[cell.n_seq]:7.3f}  "
+            f"{cell.aggregate / one:14.2f}  {cell.runs[-1].n_rounds:6}"
+        )
+
+
 def _model(model: Path | None, widened: str | None) -> Path:
     if widened is None:
         from .start import demo_path
@@ -73,7 +97,8 @@ def _model(model: Path | None, widened: str | None) -> Path:
 
     if widened not in KINDS:
         raise typer.BadParameter(f"--widened {widened} is none of {', '.join(KINDS)}")
-    return widened_model(widened)
+    made: Path = widened_model(widened)
+    return made
 
 
 def _numbers(text: str, option: str) -> tuple[float, ...]:

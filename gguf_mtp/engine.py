@@ -45,13 +45,15 @@ NO_CELLS = 1
 class EngineLimits:
     """`n_ctx`: tokens of one sequence, prompt and answer; `n_seq`: sequences at once; `n_batch`:
     rows of one target decode. `end_tokens` end an answer and are never part of it. `fingerprint`
-    names the model and its cache settings: saved sequences of another one are refused."""
+    names the model and its cache settings: saved sequences of another one are refused. `n_idle`:
+    cells that idle prefixes may hold while others decode."""
 
     n_ctx: int
     n_seq: int
     n_batch: int
     end_tokens: frozenset[int]
     fingerprint: str = ""
+    n_idle: int = 1 << 40
 
     def check(self, prompt: Sequence[int], max_tokens: int) -> None:
         """Raises `RequestError` for an empty prompt or `max_tokens` below 1, `ContextFull` when the
@@ -80,7 +82,7 @@ class Engine:
         self.stopped_drafting: str | None = None  # why, once it had to
         self._target = target
         self._drafter = drafter
-        self._slots = Slots(target, drafter, limits.n_seq)
+        self._slots = Slots(target, drafter, limits.n_seq, limits.n_idle)
         self._pace = Pace(limits.n_batch)
         self._queue: deque[Request] = deque()
         self._n_submitted = 0

@@ -21,6 +21,7 @@ from gguf_mtp.engine import Engine, EngineLimits
 from gguf_mtp.errors import LoadFailed, RequestError, UnsupportedModel
 from gguf_mtp.llama import Context, ContextOptions, Model, ModelOptions
 from gguf_mtp.session import Session
+from gguf_mtp.traffic import kv_per_cell, weights_per_token
 from gguf_mtp.types import Depth, Drafter, ModelFacts
 
 log = logging.getLogger(__name__)
@@ -33,6 +34,8 @@ N_BATCH = 512
 """Rows of a decode: a prompt is read in chunks of this many."""
 DRAFT_MAX = 8
 """Draft tokens per round when the user names no bound; the depth decision rarely goes so far."""
+IDLE_SHARE = 0.02
+"""What idle prefixes may slow the active sequences by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,7 @@ def load(path: str | Path, options: LoadOptions | None = None) -> Session:
             n_batch=target.options.n_batch,
             end_tokens=model.vocab.end_tokens,
             fingerprint=_fingerprint(facts, options),
+            n_idle=_idle_cells(facts, options),
         )
         depth = _depth(options, drafts, limits.fingerprint, stack)
         engine = Engine(target, drafter, depth, limits)
@@ -149,18 +153,23 @@ def _depth(options: LoadOptions, drafts: bool, fingerprint: str, stack: ExitStac
 
 def _check_memory(facts: ModelFacts, options: LoadOptions, n_ctx: int) -> None:
     """A context far beyond the machine's memory is refused before the system runs out of it."""
-    arch, n_layers = facts.architecture, facts.n_layer + facts.n_mtp
-    width = facts.kv.get(f"{arch}.attention.key_length", 0)
-    heads = facts.kv.get(f"{arch}.attention.head_count_kv", 1)
-    if not isinstance(width, int) or not isinstance(heads, int):
-        return  # a value per layer: llama.cpp will say whether it fits
-    n_bytes = n_ctx * options.n_seq * n_layers * width * heads * (4 if options.strict else 2)
+    per_cell = kv_per_cell(facts, 4 if options.strict else 2)
+    if per_cell is None:
+        return  # a width per layer: llama.cpp will say whether it fits
+    n_bytes = n_ctx * options.n_seq * per_cell
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if n_bytes > memory:
         raise LoadFailed(
             f"a context of {n_ctx} tokens for {options.n_seq} sequences needs "
             f"{n_bytes / 1e9:.1f} GB, but this machine has {memory / 1e9:.1f} GB; lower -c"
         )
+
+
+def _idle_cells(facts: ModelFacts, options: LoadOptions) -> int:
+    """How many cells idle prefixes may hold while others decode: attention reads them too, so their
+    bytes stay within `IDLE_SHARE` of the bytes a token reads anyway."""
+    per_cell = kv_per_cell(facts, 4 if options.strict else 2) or 1
+    return int(IDLE_SHARE * weights_per_token(facts) / per_cell)
 
 
 def _fingerprint(facts: ModelFacts, options: LoadOptions) -> str:

@@ -16,11 +16,15 @@ from gguf_mtp.types import Decoder, Drafter, Rows
 class Slots:
     """`n_seq` slots over a target and, while it works, a drafter.
 
-    `drafter` may be set to None at any time: then only the target's cache is kept.
+    `drafter` may be set to None at any time: then only the target's cache is kept. While some slot
+    is active, idle ones hold at most `n_idle` cells of their own.
     """
 
-    def __init__(self, target: Decoder, drafter: Drafter | None, n_seq: int) -> None:
+    def __init__(
+        self, target: Decoder, drafter: Drafter | None, n_seq: int, n_idle: int = 1 << 40
+    ) -> None:
         self.drafter = drafter
+        self._n_idle = n_idle
         self._target = target
         self._slots = [Slot(seq) for seq in range(n_seq)]
         self._turn = 0
@@ -50,6 +54,7 @@ class Slots:
         request.stats.cached_tokens = self._begin(slot, source, n_common)
         slot.tokens, slot.request = list(request.prompt), request
         self._use(slot)
+        self._limit_idle()
         return True
 
     def release(self, slot: Slot) -> None:
@@ -58,14 +63,32 @@ class Slots:
         slot.tokens = slot.tokens[: self.n_read(slot)]
         slot.request = None
         self._use(slot)
+        self._limit_idle()
 
     def evict_idle(self) -> bool:
         """Empties the idle slots; whether that freed any cell."""
         idle = [s for s in self._slots if not s.request and self._target.n_past(s.seq)]
         for slot in idle:
-            self._cut(slot, 0)
-            slot.tokens = []
+            self._empty(slot)
         return bool(idle)
+
+    def _limit_idle(self) -> None:
+        """Empties idle slots, the one used longest ago first, until the rest may stay."""
+        active = [slot for slot, _ in self.active()]
+        if not active:
+            return  # nobody is slowed
+        left = self._n_idle
+        for slot in sorted(self._slots, key=lambda s: -s.turn):
+            if slot.request or not slot.tokens:
+                continue
+            shared = max(s.n_common(slot.tokens) for s in active)  # in cells of theirs
+            left -= len(slot.tokens) - shared
+            if left < 0:
+                self._empty(slot)
+
+    def _empty(self, slot: Slot) -> None:
+        self._cut(slot, 0)
+        slot.tokens = []
 
     def save(self, tokens: Sequence[int]) -> tuple[list[int], dict[str, bytes]]:
         """What the caches hold of the beginning of `tokens`: the tokens, and each cache's bytes.
@@ -153,7 +176,7 @@ class Slots:
 def _destination(free: Sequence[Slot], source: Slot, n_common: int) -> Slot:
     """The source itself when the prompt goes on with what it holds, otherwise the free slot that
     was used longest ago: what the source holds beyond the shared part may be asked for again."""
-    goes_on = 2 * n_common >= len(source.tokens) > 0
+    goes_on = 10 * n_common >= 9 * len(source.tokens) > 0
     if not source.request and (goes_on or len(free) == 1):
         return source
     others = [s for s in free if s is not source] or free

@@ -93,3 +93,29 @@ def test_acceptance_after_reuse_is_that_of_a_cold_run() -> None:
     assert after.stats is not None
     assert cold.stats is not None
     assert after.stats.accepted_per_position == cold.stats.accepted_per_position
+
+
+def test_idle_prefixes_give_way_while_others_decode() -> None:
+    """Of three idle ones of 9 tokens, 20 cells keep two, the last used; alone, all may stay."""
+    limits = dataclasses.replace(FOUR, n_idle=20)
+    engine = engine_of(FakeTarget(4), 2, limits)
+    idle = [[n, n, n, n] for n in (1, 2, 3)]
+    for prompt in idle:
+        cached(engine, prompt, 5)
+    held = [slot.tokens for slot in engine._slots._slots if slot.tokens]
+    assert len(held) == 3
+    cached(engine, [9, 9, 9], 5)
+    ends = [[*p, *greedy(p, 5)] for p in idle]
+    assert cached(engine, [*ends[2], 0]) == 8
+    assert cached(engine, [*ends[0], 0]) == 0
+
+
+def test_what_an_active_sequence_shares_costs_nothing() -> None:
+    limits = dataclasses.replace(FOUR, n_idle=4)
+    engine = engine_of(FakeTarget(4), 2, limits)
+    first = [*SYSTEM, 1]
+    cached(engine, first, 2)
+    engine.submit([*SYSTEM, 5, 6], GREEDY, 30)
+    engine.step()
+    held = [slot.tokens for slot in engine._slots._slots if not slot.request and slot.tokens]
+    assert held == [[*first, *greedy(first, 2)]]
