@@ -1,0 +1,41 @@
+"""Examples in the documents run, as a reader would run them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gguf_mtp.demo import demo_model
+
+pytestmark = pytest.mark.native
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = [
+    pytest.param(code, id=f"{document}-{i}")
+    for document in ("README.md", "docs/PYTHON.md")
+    for i, code in enumerate(
+        re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(encoding="utf-8"), re.S)
+    )
+]
+EXPECTED = {
+    "docs/PYTHON.md-0": "The capital of France is Paris.",
+    "docs/PYTHON.md-1": "What is the capital of Italy? The capital of Italy is Rome.",
+    "docs/PYTHON.md-2": "cancelled 2",
+    "docs/PYTHON.md-3": "tokens were not read again",
+}
+
+
+@pytest.mark.parametrize("code", EXAMPLES)
+def test_example(code: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    for name in ("model.gguf", "v3.gguf"):
+        (tmp_path / name).symlink_to(demo_model())
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert EXPECTED.get(request.node.callspec.id, "") in done.stdout
+    assert done.stdout.strip()
