@@ -33,6 +33,9 @@ from gguf_mtp.types import Floats, Output, Rows, Step
 
 LLAMA_CPP_PYTHON = "0.3.36"
 
+REFUSED = -1
+"""llama_decode's code for a batch it does not take; ours for one it must not see."""
+
 log = logging.getLogger(__name__)
 
 _LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.INFO, 4: logging.ERROR}
@@ -119,7 +122,8 @@ class Model:
             raise LoadFailed(f"{path}: {errors.reason()}")
         self._stack.callback(L.llama_model_free, self._model)
         self.n_embd: int = L.llama_model_n_embd(self._model)
-        self.n_mtp: int = L.llama_model_n_layer_nextn(self._model)
+        # The header's count stays when the block's weights were not loaded; its graph would abort.
+        self.n_mtp: int = L.llama_model_n_layer_nextn(self._model) if options.load_mtp else 0
         self.context_length: int = L.llama_model_n_ctx_train(self._model)
         self.vocab = Vocab(self._model)
 
@@ -127,7 +131,7 @@ class Model:
         """A new context. Raises `UnsupportedModel` (no MTP block) or `LoadFailed` (no memory)."""
         if options.is_mtp and self.n_mtp != 1:
             raise UnsupportedModel(
-                f"the model has {self.n_mtp} MTP blocks, but llama.cpp runs exactly one"
+                f"{self.n_mtp} MTP blocks are loaded, but llama.cpp runs exactly one"
             )
         context = Context(self._model, self.n_embd, self.vocab.n_tokens, options)
         self._stack.callback(context.close)  # so that contexts die before the weights
@@ -284,17 +288,19 @@ class Context:
         """What llama.cpp would answer with an abort, or store wrongly, is refused here."""
         n_rows = sum(len(r.tokens) for r in rows)
         n_outputs = sum(r.n_outputs for r in rows)
-        assert 0 < n_rows <= self.options.n_batch, f"{n_rows} rows, n_batch {self.options.n_batch}"
-        assert n_outputs <= self.options.n_outputs, (
-            f"{n_outputs} outputs, at most {self.options.n_outputs}"
-        )
+        _refuse_unless(0 < n_rows <= self.options.n_batch, f"{n_rows} rows in a batch")
+        _refuse_unless(n_outputs <= self.options.n_outputs, f"{n_outputs} rows with logits")
+        _refuse_unless(len({r.seq for r in rows}) == len(rows), "a sequence came twice")
         for r in rows:
+            _refuse_unless(0 <= r.seq < self.options.n_seq, f"sequence {r.seq}")
             past = self._n_past[r.seq]
             # An MTP sequence begins at position 1: its row p + 1 takes the target's hidden row p.
-            assert r.pos == past or (past == 0 and r.pos == 1 and self.options.is_mtp), (
-                f"sequence {r.seq}: rows start at {r.pos}, the cache ends at {past}"
+            begins = past == 0 and r.pos == 1 and self.options.is_mtp
+            _refuse_unless(
+                r.pos == past or begins,
+                f"sequence {r.seq} ends at {past}, its rows begin at {r.pos}",
             )
-            assert (r.hidden is not None) == self.options.is_mtp
+            _refuse_unless((r.hidden is not None) == self.options.is_mtp, "hidden rows")
 
     def _outputs(self, rows: Sequence[Rows], n_rows: int, n_outputs: int) -> list[Output]:
         logits = _view(L.llama_get_logits(self._ctx), n_outputs, self._n_vocab)
@@ -308,6 +314,11 @@ class Context:
             outputs.append(Output(logits[out : out + r.n_outputs], h))
             row, out = row + n, out + r.n_outputs
         return outputs
+
+
+def _refuse_unless(sound: bool, what: str) -> None:
+    if not sound:
+        raise DecodeError(REFUSED, f"a batch that llama.cpp must not see: {what}")
 
 
 class _Batch:

@@ -84,7 +84,11 @@ def load(path: str | Path, options: LoadOptions | None = None) -> Session:
         model = stack.enter_context(
             Model(facts.path, ModelOptions(n_gpu_layers=options.n_gpu_layers, load_mtp=drafts))
         )
-        target, drafter = _contexts(model, options, n_ctx, drafts)
+        try:
+            target, drafter = _contexts(model, options, n_ctx, drafts)
+        except LoadFailed as error:
+            wanted = n_ctx * options.n_seq * (kv_per_cell(facts, 4 if options.strict else 2) or 0)
+            raise LoadFailed(f"{error}; its KV cache wants {wanted / 1e6:,.0f} MB") from error
         limits = EngineLimits(
             n_ctx=n_ctx,
             n_seq=options.n_seq,
