@@ -157,7 +157,7 @@ def write(
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         shutil.copyfile(CHECKPOINT / name, folder / name)
     (folder / "config.json").write_text(json.dumps(config))
-    step, index = -(-len(entries) // n_shards), {}
+    step, index = -(-len(entries) // n_shards), dict[str, str]()
     for i in range(n_shards):
         file = f"model-{i + 1:05d}-of-{n_shards:06d}.safetensors"
         part = entries[i * step : (i + 1) * step]
