@@ -47,6 +47,8 @@ class AutoDepth:
         self._watchdog = Watchdog()
         self._seqs: tuple[int, ...] = ()
         self._given: list[Limit] = []
+        self._room: list[int] = []
+        self._holds = False  # a choice stands for two rounds, so that the second's time counts
         self._kept: tuple[tuple[int, ...], Depths] = ((), ())  # the last choice, and for whom
         self._last_rows = 0
         self._last_drafted = False
@@ -72,12 +74,16 @@ class AutoDepth:
     # -- choosing --------------------------------------------------------------------------------
 
     def choose(self, rooms: Sequence[Room]) -> list[Limit]:
-        self._seqs = tuple([one.seq for one in rooms])
+        seqs = tuple([one.seq for one in rooms])
         room = [min(one.n_max, self.options.draft_max) for one in rooms]
         if self._watchdog.reason or not any(room) or self._is_starting(len(rooms)):
-            self._given = [Limit(0)] * len(rooms)
+            self._given, self._holds = [Limit(0)] * len(rooms), False
+        elif self._holds and seqs == self._seqs and room == self._room:
+            self._given, self._holds = self._limits(self._kept[1], room), False
         else:
+            self._seqs, self._room = seqs, room
             self._given = self._decide(room)
+        self._seqs = seqs
         return self._given
 
     def _is_starting(self, n_seqs: int) -> bool:
@@ -96,10 +102,18 @@ class AutoDepth:
         best = self._best(mean)
         instead = Choice(best.depths, best.rate * self.stopping.gain)
         depths = self.prober.next(self._seqs, mean, instead, lambda: self._optimist(mean, size))
+        self._holds = depths is None
         if depths is not None:
             return [self.stopping.limit(n) for n in depths]
         self._kept = (self._seqs, best.depths)
-        return self._stopped(mean, best) or [self.stopping.limit(n) for n in best.depths]
+        if len(room) == 1:
+            self._look(mean, best)
+        return self._limits(best.depths, room)
+
+    def _limits(self, depths: Depths, room: list[int]) -> list[Limit]:
+        """Thresholds on confidence where those pay, else these depths."""
+        stopped = self.stopping.stopped(room[0]) if len(room) == 1 else None
+        return [stopped] if stopped else [self.stopping.limit(n) for n in depths]
 
     def _prices(self, target: Sequence[float]) -> Prices:
         return Prices(target, *self.draft.parts(target[1]), self.draft.idle)
@@ -123,22 +137,17 @@ class AutoDepth:
                 return Choice(depths, rate)
         return Choice(mean.depths(k), mean.rates[k])
 
-    def _stopped(self, mean: View, best: Choice) -> list[Limit] | None:
-        """Limits with thresholds on confidence, where those pay more than fixed depths."""
-        if len(mean.room) > 1:
-            return None
-        room = mean.room[0]
+    def _look(self, mean: View, best: Choice) -> None:
+        """Weigh thresholds on confidence against the best fixed depth."""
         self.stopping.look(
             Outlook(
                 first=mean.acceptance[0][0],
                 fixed=best.depths[0],
-                deepest=min(max(self.target.cells) - 1, room),
+                deepest=min(max(self.target.cells) - 1, mean.room[0]),
                 prices=mean.prices,
                 rebuild=self.target.rebuild,
             )
         )
-        limit = self.stopping.stopped(room)
-        return [limit] if limit else None
 
     def report(self) -> DepthReport:
         """For one sequence that goes on as the last ones did."""

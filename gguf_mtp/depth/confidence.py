@@ -21,7 +21,7 @@ N_BINS = _N_BINS = len(EDGES) + 1
 _MEMORY = 512.0  # judged tokens that a bin's acceptance remembers
 _RECENT = 96.0  # draft tokens that the mix of bins at a position remembers
 _POOL_WEIGHT = 8.0  # of a bin's acceptance over all positions, in judged tokens
-_LEAST_SEEN = 24.0  # draft tokens at the first position before a threshold is tried
+_LEAST_SEEN = 16.0  # draft tokens at the first position before a threshold is tried
 
 
 class Table(NamedTuple):

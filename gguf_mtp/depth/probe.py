@@ -17,11 +17,11 @@ from gguf_mtp.depth.plan import Choice, Depths, View
 HYSTERESIS = 1.02  # another choice must promise this much more
 
 _SHARE = 0.007  # of all decode time is put aside for probes
-_PURSE = 3.2  # plain rounds that are put aside at most, and at first: 1.5 % of 400 rounds together
+_PURSE = 3.2  # plain rounds put aside at first and at most: 1.5 % of 400 rounds altogether
 _FIRST_WAIT, _LAST_WAIT = 8, 512  # rounds between probes in a direction that does not pay
 _CALM = 0.004  # waits do not grow once probes cost less than this share of the time
 _LEAST_ROUNDS, _MOST_ROUNDS = 2, 32
-_LOOK_EVERY = 4  # rounds between looks for something worth probing
+_LOOK_EVERY = 2  # choices between looks for something worth probing
 _REBUILD = 0.5  # the most that rebuilding a graph adds, in plain rounds (0.39 was measured)
 
 
@@ -177,7 +177,7 @@ class Prober:
         """The change that promises most and is affordable. Even the plain estimate may promise more
         at a cost extrapolated from others: then that comes first."""
         n_seqs, top = len(view.room), max(self._target.cells)
-        reach = 2 * top - n_seqs
+        reach = max(2 * top - n_seqs, view.items[0].rows if view.items else 0)
         hopes = self._hopes(high, best, reach)
         leap = view.best(reach)
         if view.rates[leap] > HYSTERESIS * best.rate and n_seqs + sum(view.depths(leap)) > top:

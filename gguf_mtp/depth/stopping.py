@@ -14,9 +14,9 @@ from gguf_mtp.depth.confidence import EDGES, Calibration, best_cut, rate_under
 from gguf_mtp.depth.plan import Prices
 from gguf_mtp.types import Limit
 
-_ENTER, _STAY = 1.03, 1.01  # thresholds must beat the fixed depth by this much
-_EVERY = 32  # rounds between two looks; the first ones come sooner
-_OPEN_EVERY = 16  # rounds between drafts without thresholds, which keep the calibration honest
+_ENTER, _STAY = 1.02, 1.01  # thresholds must beat the fixed depth by this much
+_EVERY = 16  # choices between two looks; the first ones come sooner
+_OPEN_EVERY = 32  # rounds between drafts without thresholds, which keep the calibration honest
 
 
 class Stop(NamedTuple):
@@ -45,7 +45,7 @@ class Stopping:
         self.stop: Stop | None = None
         self._floor = floor
         self._least = max(least, 1)
-        self._wait = 4
+        self._wait = 2
         self._until_look = 0
         self._until_open = _OPEN_EVERY
 
