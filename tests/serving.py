@@ -62,6 +62,18 @@ def parse_event(block: str) -> Any:
     return data if data == "[DONE]" else json.loads(data)
 
 
+def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
+    """The error of a refusal, checked to be in OpenAI's shape and to tell no path."""
+    assert response.status_code == status, response.text
+    assert response.json().keys() == {"error"}
+    error = response.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert "/home" not in error["message"]
+    assert __file__ not in error["message"]
+    assert "\n" not in error["message"]
+    return error
+
+
 def served_of(engine: ScriptedEngine, template: str | None = None) -> Served:
     return Served(
         name="scripted",

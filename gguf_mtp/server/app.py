@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +19,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from gguf_mtp.server import errors
-from gguf_mtp.server.errors import Problem, respond
+from gguf_mtp.server.errors import Problem, problem_of, respond
 from gguf_mtp.server.exchange import Exchange, collect, stream, until_gone
 from gguf_mtp.server.guard import Access, Guard
 from gguf_mtp.server.plan import Plan, Served, check_ids, plan_chat, plan_completion
@@ -58,13 +59,19 @@ def create_app(worker: Worker, served: Served, options: ServerOptions) -> ASGIAp
 def _add_answers(app: FastAPI, worker: Worker, served: Served, options: ServerOptions) -> None:
     @app.post("/v1/chat/completions")
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
-        return await answer(await run_in_threadpool(plan_chat, served, body), request)
+        return await answer(lambda: plan_chat(served, body), request)
 
     @app.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Response:
-        return await answer(await run_in_threadpool(plan_completion, served, body), request)
+        return await answer(lambda: plan_completion(served, body), request)
 
-    async def answer(plan: Plan, request: Request) -> Response:
+    async def answer(make_plan: Callable[[], Plan], request: Request) -> Response:
+        try:
+            return await _answer(await run_in_threadpool(make_plan), request)
+        except Exception as error:
+            return respond(problem_of(error))
+
+    async def _answer(plan: Plan, request: Request) -> Response:
         shapes = Shapes(plan, served.name, int(time.time()))
         exchange = Exchange(worker, plan)
         if plan.stream:

@@ -15,7 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from gguf_mtp.errors import ContextFull, RequestError, Unavailable
+from gguf_mtp.errors import ContextFull, GgufMtpError, RequestError, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ def install(app: FastAPI) -> None:
             problem = problem._replace(message=f"there is no {what} on this server")
         return respond(problem)
 
-    for kind in (RequestValidationError, HTTPException, Exception):
+    for kind in (RequestValidationError, HTTPException, GgufMtpError, Exception):
         app.add_exception_handler(kind, handle)
 
 

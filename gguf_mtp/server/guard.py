@@ -71,11 +71,11 @@ class Guard:
         return None
 
     def _knows_key(self, headers: Headers) -> bool:
-        scheme, _, key = headers.get("authorization", "").partition(" ")
-        known = self._access.api_key or ""
+        given = headers.get("authorization", "").encode("latin-1")  # the bytes that were sent
+        scheme, _, key = given.partition(b" ")
+        known = (self._access.api_key or "").encode()
         # In constant time, so that nobody learns the key from how long an answer takes.
-        is_key = hmac.compare_digest(key.strip().encode(), known.encode())
-        return is_key and scheme.lower() == "bearer"
+        return hmac.compare_digest(key.strip(), known) and scheme.lower() == b"bearer"
 
 
 def _limited(receive: Receive, max_body: int) -> Receive:

@@ -177,7 +177,7 @@ class CompletionRequest(Generation):
 
     prompt: (
         str
-        | list[int]
+        | Annotated[list[int], Field(min_length=1)]
         | Annotated[list[str] | list[list[int]], Field(min_length=1, max_length=MAX_PROMPTS)]
         | None
     ) = None
