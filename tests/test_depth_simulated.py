@@ -10,20 +10,15 @@ from collections.abc import Callable, Sequence
 from statistics import median
 
 import pytest
+from depth_bounds import CURVES, PROFILES, TOLERANCE, check_stationary, named, regimes
 from depth_sim import (
-    CURVES,
     MAX_DEPTH,
-    PROFILES,
-    TOLERANCE,
     Curve,
     Profile,
     best_fixed,
-    check_stationary,
     curve,
     falling,
     law_profile,
-    named,
-    regimes,
     silent,
     simulate,
     simulate_batch,
@@ -37,6 +32,8 @@ from gguf_mtp.types import Depth, Limit, Room, Round
 
 HIGH, MIDDLE, LOW, ZERO = falling(0.95, 0.98), falling(0.75, 0.92), falling(0.15, 0.9), PROFILES[0]
 TELLING_CELLS = [
+    (named("graph reuse, cheap rows"), PROFILES[1], 0.0),
+    (named("graph reuse, cheap rows"), PROFILES[2], 0.2),
     (named("flat"), PROFILES[5], 0.0),
     (named("linear"), PROFILES[3], 0.2),
     (named("a row costs a decode"), PROFILES[2], 0.2),
@@ -44,8 +41,6 @@ TELLING_CELLS = [
     (named("threefold at 2 rows"), PROFILES[7], 0.2),
     (named("not monotone"), PROFILES[4], 0.0),
     (named("experts"), PROFILES[3], 0.2),
-    (named("graph reuse, cheap rows"), PROFILES[1], 0.0),
-    (named("graph reuse, cheap rows"), PROFILES[2], 0.2),
 ]
 
 
