@@ -18,7 +18,8 @@ import numpy as np
 from ..demo import demo_model
 from ..depth import FixedDepth
 from ..drafters.mtp import MtpDrafter
-from ..engine import Engine, EngineLimits
+from ..engine import Engine
+from ..limits import EngineLimits
 from ..loader import LoadOptions, load
 from ..types import Decoder, Output, Rows, SamplingParams, Step
 from .workloads import workload

@@ -17,8 +17,9 @@ from typing import Literal
 from gguf_mtp import metadata, remembered
 from gguf_mtp.depth import AutoDepth, DepthOptions, depth_for
 from gguf_mtp.drafters.mtp import FLUSH, MtpDrafter
-from gguf_mtp.engine import Engine, EngineLimits
+from gguf_mtp.engine import Engine
 from gguf_mtp.errors import LoadFailed, RequestError, UnsupportedModel
+from gguf_mtp.limits import EngineLimits
 from gguf_mtp.llama import Context, ContextOptions, Model, ModelOptions
 from gguf_mtp.session import Session
 from gguf_mtp.traffic import kv_per_cell, weights_per_token

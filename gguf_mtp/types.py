@@ -20,9 +20,6 @@ Floats = NDArray[np.float32]
 FinishReason = Literal["stop", "length", "cancelled"]
 
 
-# -- sampling ----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How tokens are drawn from the target's logits. Defaults are llama.cpp's.
@@ -80,9 +77,6 @@ class Verdict(NamedTuple):
     next_token: int
 
 
-# -- decoding ----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Consecutive rows of one sequence: `tokens[i]` stands at position `pos + i`.
@@ -136,9 +130,6 @@ class Decoder(Protocol):
     def copy(self, src: int, dst: int, n_past: int) -> None: ...
     def save(self, seq: int) -> bytes: ...
     def load(self, seq: int, data: bytes) -> int: ...
-
-
-# -- drafting ----------------------------------------------------------------------------------
 
 
 class Limit(NamedTuple):
@@ -196,24 +187,18 @@ class Drafter(Protocol):
     def load(self, seq: int, data: bytes) -> None: ...
 
 
-# -- depth -------------------------------------------------------------------------------------
-
-
 class Room(NamedTuple):
-    """A sequence that may draft in the next round: at most `n_max` tokens fit its max_tokens and
-    context."""
+    """A sequence that may draft next; `n_max` tokens fit its max_tokens and context."""
 
     seq: int
     n_max: int
 
 
 class Judged(NamedTuple):
-    """One sequence's part of a round: the target judged `confidence[:n]` and accepted `n_accepted`
-    tokens.
+    """One sequence's part of a round.
 
-    `confidence` has one entry per drafted token. `n_accepted` counts tokens that agreed with the
-    target, also when the answer ended inside the draft; positions after the first rejection, or
-    after the end of the answer (`n_judged` of them were looked at), were not judged.
+    `confidence` has one entry per drafted token. The target looked at `n_judged` of them, up to its
+    first refusal or the answer's end, and agreed with `n_accepted`.
     """
 
     seq: int
@@ -256,14 +241,10 @@ class Depth(Protocol):
     def forget(self, seq: int) -> None: ...
 
 
-# -- answers -----------------------------------------------------------------------------------
-
-
 class Chunk(NamedTuple):
     """What one round added to one sequence. The last chunk carries `finish_reason` and `stats`.
 
-    `tokens` are committed, an end token never among them; the first `n_from_draft` of them were
-    drafted.
+    `tokens` are committed, an end token never among them; the first `n_from_draft` were drafted.
     """
 
     seq: int
@@ -273,12 +254,8 @@ class Chunk(NamedTuple):
     stats: Stats | None = None
 
 
-# -- model files -------------------------------------------------------------------------------
-
-
 class TensorInfo(NamedTuple):
-    """One tensor of a GGUF header. `shape` is in ggml order (innermost first), `type` a ggml type
-    name."""
+    """One tensor of a GGUF header: `shape` innermost first, `type` a ggml type's name."""
 
     name: str
     shape: tuple[int, ...]

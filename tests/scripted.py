@@ -10,8 +10,8 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from gguf_mtp.engine import EngineLimits
 from gguf_mtp.errors import GgufMtpError
+from gguf_mtp.limits import EngineLimits
 from gguf_mtp.stats import Stats
 from gguf_mtp.types import Chunk, FinishReason, SamplingParams
 from tests.chat_formats import BOS, EOS

@@ -6,7 +6,8 @@ import pytest
 
 from gguf_mtp.depth import FixedDepth
 from gguf_mtp.drafters.mtp import MtpDrafter
-from gguf_mtp.engine import Engine, EngineLimits
+from gguf_mtp.engine import Engine
+from gguf_mtp.limits import EngineLimits
 from gguf_mtp.sequence import Outcome, Slot, cut
 from gguf_mtp.types import SamplingParams, Verdict
 from tests.fakes import FakeMtp, FakeTarget

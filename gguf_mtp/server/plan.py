@@ -13,8 +13,8 @@ from typing import Any
 
 from gguf_mtp import reasoning
 from gguf_mtp.conversation import ChatTemplate, Turns
-from gguf_mtp.engine import EngineLimits
 from gguf_mtp.errors import RequestError
+from gguf_mtp.limits import EngineLimits
 from gguf_mtp.server.reader import Reading
 from gguf_mtp.server.schemas import ChatRequest, CompletionRequest, Generation, Message, ToolChoice
 from gguf_mtp.session import Vocabulary
@@ -29,8 +29,8 @@ COMPLETION_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The model behind a server. `defaults` hold where a request says nothing; `created` is in
-    seconds since 1970."""
+    """The model behind a server. `defaults` and `max_tokens` hold where a request says nothing;
+    `created` is in seconds since 1970."""
 
     name: str
     vocab: Vocabulary
@@ -39,6 +39,7 @@ class Served:
     template: ChatTemplate
     defaults: SamplingParams
     created: int
+    max_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,9 @@ def plan_completion(served: Served, request: CompletionRequest) -> Plan:
     """Raises `RequestError`."""
     request.refuse_what_is_not_built()
     reading = Reading(piece=served.vocab.piece, stops=request.stops)
-    max_tokens = COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
+    max_tokens = request.max_tokens
+    if max_tokens is None and served.max_tokens is None:
+        max_tokens = COMPLETION_TOKENS
     return _plan(served, request, _prompts(served, request.prompt), reading, max_tokens)
 
 
@@ -109,7 +112,9 @@ def _plan(
     reading: Reading,
     max_tokens: int | None,
 ) -> Plan:
-    if max_tokens in (None, -1):
+    if max_tokens is None:
+        max_tokens = served.max_tokens
+    if max_tokens is None or max_tokens == -1:
         max_tokens = AS_MANY_AS_FIT
     for prompt in prompts:
         served.limits.check(prompt, max_tokens)
