@@ -17,6 +17,7 @@ from .chat import chat
 from .convert import convert
 from .inspect import inspect
 from .run import run
+from .serve import serve
 
 app = typer.Typer(
     name="gguf-mtp",
@@ -26,7 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (chat, run, convert, inspect, bench):
+for command in (chat, run, serve, convert, inspect, bench):
     app.command()(command)
 
 

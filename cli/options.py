@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -164,12 +164,12 @@ class SamplingArgs:
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:
-    """Lets a command declare parameters of the dataclasses above; Typer sees their fields.
+    """Lets a command declare parameters that are dataclasses, as above; Typer sees their fields.
 
     Fields of the groups come first, in their order, then the command's own options.
     """
     hints = get_type_hints(command, include_extras=True)
-    groups = {n: t for n, t in hints.items() if t in (ModelArgs, SamplingArgs)}
+    groups = {n: t for n, t in hints.items() if isinstance(t, type) and is_dataclass(t)}
     parameters: list[inspect.Parameter] = []
     for group in groups.values():
         types = get_type_hints(group, include_extras=True)

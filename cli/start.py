@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..loader import load
+from ..llama import accelerators
+from ..loader import LoadOptions, load
 from ..session import Session
 from .options import ModelArgs
 
 
-def open_session(args: ModelArgs) -> Session:
-    """Loads the model, or the demo model without one. Raises `GgufMtpError`."""
-    options = args.load_options()  # before anything is converted or loaded
+def open_session(args: ModelArgs, options: LoadOptions | None = None) -> Session:
+    """Loads the model, or the demo model without one. `options` are those of `args` unless given.
+
+    Raises `GgufMtpError`.
+    """
+    options = options or args.load_options()  # before anything is converted or loaded
     return load(args.model or demo_path("f32" if args.strict else "q8_0"), options)
 
 
@@ -36,3 +40,15 @@ def describe(session: Session) -> str:
         f"{facts.name or Path(facts.path).name}: {facts.architecture}, {facts.n_layer} layers, "
         f"context {engine.limits.n_ctx}, {drafting}"
     )
+
+
+def placement(session: Session, n_gpu_layers: int) -> str:
+    """Where the layers lie, the MTP block and the output counted as layers, as llama.cpp does."""
+    facts = session.facts
+    n_layers = facts.n_layer + (facts.n_mtp if session.engine.is_drafting else 0) + 1
+    devices = accelerators()
+    n_offloaded = n_layers if n_gpu_layers < 0 else min(n_gpu_layers, n_layers)
+    if not devices or n_offloaded == 0:
+        return f"all {n_layers} layers on the CPU"
+    rest = n_layers - n_offloaded
+    return f"{n_offloaded} layers on {', '.join(devices)}, {rest or 'none'} on the CPU"

@@ -1,0 +1,182 @@
+"""`gguf-mtp serve`: an OpenAI-compatible server on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import errno
+import ipaddress
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .options import ModelArgs, SamplingArgs, spread
+
+if TYPE_CHECKING:
+    import uvicorn
+
+    from ..server.plan import Served
+    from ..server.worker import Worker
+    from ..session import Session
+
+SHUTTING_DOWN = "the server is shutting down"
+STOP_S = 60.0
+"""How long the engine's thread may need to end: at most one round."""
+
+
+@dataclass(frozen=True)
+class ServerArgs:
+    """Where to listen, for whom, and how much at once."""
+
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: a free one.")] = 8080
+    parallel: Annotated[
+        int, typer.Option("-np", "--parallel", min=1, help="Answers in the making at once.")
+    ] = 4
+    queue: Annotated[
+        int, typer.Option(min=0, help="Answers that may wait; more are told to come again.")
+    ] = 64
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            envvar="GGUF_MTP_API_KEY", help="Key that clients must send.", show_default=False
+        ),
+    ] = None
+    alias: Annotated[
+        str | None,
+        typer.Option("-a", "--alias", help="The model's name for clients.", show_default=False),
+    ] = None
+    cors_origin: Annotated[
+        list[str] | None,
+        typer.Option(help="Web page that may use the server, such as http://localhost:3000."),
+    ] = None
+    keep_alive: Annotated[
+        float,
+        typer.Option(min=0, help="Seconds of silence after which a stream gets a comment; 0: off."),
+    ] = 10.0
+    grace: Annotated[
+        float, typer.Option(min=0, help="Seconds that answers may take to end at shutdown.")
+    ] = 10.0
+
+
+@spread
+def serve(model_args: ModelArgs, sampling_args: SamplingArgs, server_args: ServerArgs) -> None:
+    """Serve a model to any OpenAI client, several at once."""
+    from ..server.app import ServerOptions, create_app
+    from ..server.guard import Access
+    from ..server.worker import Worker
+    from .start import describe, open_session, placement
+
+    args = server_args
+    options = dataclasses.replace(model_args.load_options(), n_seq=args.parallel)
+    access = Access(args.api_key or None, tuple(args.cors_origin or ()))
+    with listen(args.host, args.port) as listener, open_session(model_args, options) as session:
+        worker = Worker(session.engine, args.parallel, args.queue)
+        served = _served(session, args.alias, sampling_args)
+        app = create_app(worker, served, ServerOptions(access, args.keep_alive))
+        typer.echo(f"{describe(session)}\n{placement(session, model_args.n_gpu_layers)}")
+        typer.echo(f"listening on {_url(listener)}, {args.parallel} answers at once")
+        if warning := exposure(args.host, access.api_key):
+            typer.echo(f"warning: {warning}", err=True)
+        worker.start()
+        try:
+            with _signals_to_server():
+                asyncio.run(_run(_server(app), listener, worker, args.grace))
+        finally:
+            worker.stop(SHUTTING_DOWN, STOP_S)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket, before anything is loaded. Raises `GgufMtpError` in one sentence."""
+    from ..errors import GgufMtpError
+
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except (OSError, OverflowError) as error:
+        where = f"{host} port {port}"
+        if getattr(error, "errno", None) == errno.EADDRINUSE:
+            raise GgufMtpError(f"{where} is in use; choose another with --port") from None
+        reason = getattr(error, "strerror", None) or error
+        raise GgufMtpError(f"cannot listen on {where}: {reason}") from None
+
+
+def exposure(host: str, api_key: str | None) -> str | None:
+    """What to warn of when others can reach the server and nothing keeps them out."""
+    try:
+        is_local = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_local = host == "localhost"
+    if is_local or api_key:
+        return None
+    return f"anybody who can reach {host} may use this server: set --api-key"
+
+
+def _served(session: Session, alias: str | None, sampling_args: SamplingArgs) -> Served:
+    from ..conversation import ChatTemplate
+    from ..server.plan import Served
+
+    vocab, facts = session.vocab, session.facts
+    return Served(
+        name=alias or facts.name or Path(facts.path).stem,
+        vocab=vocab,
+        n_vocab=facts.n_vocab,
+        limits=session.engine.limits,
+        template=ChatTemplate(vocab.chat_template, vocab.bos, vocab.eos),
+        defaults=sampling_args.over(session.sampling_defaults()),
+        max_tokens=None if sampling_args.max_tokens == -1 else sampling_args.max_tokens,
+        created=int(time.time()),
+    )
+
+
+def _server(app: object) -> uvicorn.Server:
+    import uvicorn
+
+    return uvicorn.Server(
+        uvicorn.Config(
+            app,  # type: ignore[arg-type]
+            interface="asgi3",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+        )
+    )
+
+
+@contextmanager
+def _signals_to_server() -> Iterator[None]:
+    """Within it Ctrl+C and SIGTERM only make the server stop: uvicorn takes them, and raises them
+    once more when it has ended, when they must not end the process before everything is closed."""
+    taken = {s: signal.signal(s, lambda *_: None) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in taken.items():
+            signal.signal(number, handler)
+
+
+async def _run(
+    server: uvicorn.Server, listener: socket.socket, worker: Worker, grace: float
+) -> None:
+    """Serves until a signal; then answers may end within `grace` seconds, and the rest are told."""
+    serving = asyncio.ensure_future(server.serve([listener]))
+    while not server.should_exit and not serving.done():
+        await asyncio.sleep(0.1)
+    await asyncio.wait((serving,), timeout=grace)
+    if not serving.done():
+        await asyncio.to_thread(worker.stop, SHUTTING_DOWN, STOP_S)
+    await serving
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
