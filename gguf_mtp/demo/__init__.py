@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 _WORK = ".converting-"
 _STALE_S = 3600.0
+_CHUNK = 1 << 20
 
 
 def demo_model(
@@ -46,8 +47,22 @@ def demo_model(
     temporary files is used instead and a warning says so.
     Raises `ConversionError` when the disk is full.
     """
+
+    def make(out: Path) -> None:
+        from ..converters.convert import ConvertOptions, convert
+
+        convert(CHECKPOINT, out, ConvertOptions(type=kind, name="gguf-mtp demo"), progress)
+
+    return cached(f"demo-{kind}-v{CONVERTER_VERSION}", make, cache)
+
+
+def cached(stem: str, make: Callable[[Path], None], cache: Path | None = None) -> Path:
+    """The GGUF file `stem` made from the demo's checkpoint, by `make(path)` when it has to be.
+
+    `make` writes to a path in a folder of its own, which goes with all else that it left there.
+    """
     cache = cache or Path(user_cache_dir("gguf-mtp"))
-    name = f"demo-{kind}-v{CONVERTER_VERSION}-{_hash(*sorted(CHECKPOINT.iterdir()))[:12]}.gguf"
+    name = f"{stem}-{_hash(*sorted(CHECKPOINT.iterdir()))[:12]}.gguf"
     if _is_whole(cache / name):
         return cache / name
     try:
@@ -60,20 +75,14 @@ def demo_model(
             return cache / name
         work = _work_folder(cache)
     try:
-        _convert(work / name, kind, progress)
+        make(work / name)
+        _hash_file(work / name).write_text(_hash(work / name))
         # The hash goes first: a file without it is made again, a file with another's is too.
         for file in (_hash_file(work / name), work / name):
             file.replace(cache / file.name)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return cache / name
-
-
-def _convert(out: Path, kind: str, progress: Callable[[Progress], None] | None) -> None:
-    from ..converters.convert import ConvertOptions, convert
-
-    convert(CHECKPOINT, out, ConvertOptions(type=kind, name="gguf-mtp demo"), progress)
-    _hash_file(out).write_text(_hash(out))
 
 
 def _is_whole(path: Path) -> bool:
@@ -90,7 +99,9 @@ def _hash_file(path: Path) -> Path:
 def _hash(*paths: Path) -> str:
     digest = hashlib.sha256()
     for path in paths:
-        digest.update(path.read_bytes())
+        with path.open("rb") as file:
+            while part := file.read(_CHUNK):
+                digest.update(part)
     return digest.hexdigest()
 
 
