@@ -124,6 +124,7 @@ def make_checkpoint(folder: Path, n_layers: int, n_experts: int) -> Path:
         "num_hidden_layers": n_layers,
         "first_k_dense_replace": 1,
         "n_routed_experts": n_experts,
+        "n_group": 4,
         "intermediate_size": 2048,
         "vocab_size": 4096,
     }
@@ -214,7 +215,7 @@ def report(type_: str, ways: dict[str, list[Run]], size: int, n: int, kernel: fl
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--experts", type=int, default=24)
+    parser.add_argument("--experts", type=int, default=24, help="a multiple of 4, 8 or more")
     parser.add_argument("--types", default="q8_0,q4_k_m")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
