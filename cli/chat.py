@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Annotated, Protocol
+
+import typer
 
 from .options import ModelArgs, SamplingArgs, spread
 
 if TYPE_CHECKING:
-    from ..session import Session
-    from ..types import SamplingParams
+    from ..session import Piece
+    from ..stats import Stats
+    from ..types import Depth, SamplingParams
 
 HELP = "/clear  forget the conversation    /stats  speed and acceptance    /exit  leave"
 
@@ -29,23 +32,76 @@ class Screen(Protocol):
     def note(self, text: str) -> None: ...
 
 
+class Talker(Protocol):
+    """Whom a conversation is with: a `session.Session`, or a `remote.RemoteSession`."""
+
+    @property
+    def engine(self) -> Account: ...
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        params: SamplingParams | None = None,
+        max_tokens: int = ...,
+    ) -> Iterator[Piece]: ...
+
+
+class Account(Protocol):
+    """What /stats shows of an engine."""
+
+    @property
+    def totals(self) -> Stats: ...
+    @property
+    def depth(self) -> Depth: ...
+    @property
+    def stopped_drafting(self) -> str | None: ...
+
+
 @spread
-def chat(model_args: ModelArgs, sampling_args: SamplingArgs) -> None:
+def chat(
+    model_args: ModelArgs,
+    sampling_args: SamplingArgs,
+    server: Annotated[
+        str | None,
+        typer.Option(
+            "--server",
+            metavar="URL",
+            help="Chat with an OpenAI-compatible server; MODEL is then a name there.",
+            show_default=False,
+        ),
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(envvar="GGUF_MTP_API_KEY", help="The server's key.", show_default=False),
+    ] = None,
+) -> None:
     """Chat with a model. Ctrl+C stops an answer, Ctrl+D or /exit ends the chat."""
+    screen = _screen()
+    if server is not None:
+        from .remote import RemoteSession
+
+        if model_args != ModelArgs(model_args.model):
+            raise typer.BadParameter("with --server, how the model runs is the server's business")
+        name = str(model_args.model) if model_args.model else None
+        remote = RemoteSession(server, name, api_key, sampling_args.given())
+        screen.note(f"{remote.model} at {remote.url}")
+        screen.note(HELP)
+        converse(remote, screen, None, sampling_args.n_max)
+        return
     from .start import describe, open_session
 
     with open_session(model_args) as session:
-        screen: Screen
-        if sys.stdin.isatty() and sys.stdout.isatty():
-            from .terminal import Terminal
-
-            screen = Terminal()
-        else:
-            screen = Pipe()
         screen.note(describe(session))
         screen.note(HELP)
         params = sampling_args.over(session.sampling_defaults())
         converse(session, screen, params, sampling_args.n_max)
+
+
+def _screen() -> Screen:
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        from .terminal import Terminal
+
+        return Terminal()
+    return Pipe()
 
 
 class Pipe:
@@ -62,7 +118,9 @@ class Pipe:
         """Nobody is watching."""
 
 
-def converse(session: Session, screen: Screen, params: SamplingParams, max_tokens: int) -> None:
+def converse(
+    session: Talker, screen: Screen, params: SamplingParams | None, max_tokens: int
+) -> None:
     """Goes on until the end of input or /exit."""
     history: list[dict[str, str]] = []
     while (line := screen.ask()) is not None:
@@ -85,11 +143,11 @@ def converse(session: Session, screen: Screen, params: SamplingParams, max_token
 
 
 def answer(
-    session: Session,
+    session: Talker,
     screen: Screen,
     history: list[dict[str, str]],
     line: str,
-    params: SamplingParams,
+    params: SamplingParams | None,
     max_tokens: int,
 ) -> None:
     """One exchange, added to `history`. A refused or failed request leaves `history` as it was."""
@@ -121,7 +179,7 @@ def answer(
     history.append({"role": "assistant", "content": text})
 
 
-def show_stats(session: Session, screen: Screen) -> None:
+def show_stats(session: Talker, screen: Screen) -> None:
     from . import report
 
     totals = session.engine.totals

@@ -148,10 +148,8 @@ class SamplingArgs:
         """The bound as a number; -1 stands for as many as fit."""
         return 1 << 30 if self.max_tokens == -1 else self.max_tokens
 
-    def over(self, defaults: SamplingParams) -> SamplingParams:
-        """`defaults` with what was given on the command line. Raises `RequestError`."""
-        import dataclasses
-
+    def given(self) -> dict[str, float]:
+        """What was given on the command line, by the names of `SamplingParams`."""
         given = {
             "temperature": self.temp,
             "top_k": self.top_k,
@@ -159,8 +157,13 @@ class SamplingArgs:
             "min_p": self.min_p,
             "seed": None if self.seed == -1 else self.seed,
         }
-        chosen = {name: value for name, value in given.items() if value is not None}
-        return dataclasses.replace(defaults, **chosen)  # type: ignore[arg-type]
+        return {name: value for name, value in given.items() if value is not None}
+
+    def over(self, defaults: SamplingParams) -> SamplingParams:
+        """`defaults` with what was given on the command line. Raises `RequestError`."""
+        import dataclasses
+
+        return dataclasses.replace(defaults, **self.given())  # type: ignore[arg-type]
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:
