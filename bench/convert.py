@@ -125,6 +125,7 @@ def make_checkpoint(folder: Path, n_layers: int, n_experts: int) -> Path:
         "first_k_dense_replace": 1,
         "n_routed_experts": n_experts,
         "n_group": 4,
+        "topk_group": 2,
         "intermediate_size": 2048,
         "vocab_size": 4096,
     }

@@ -15,6 +15,7 @@ from ..errors import ConversionError
 _GATING = {"softmax": 1, "sigmoid": 2}  # llama.cpp's llama_expert_gating_func_type
 # Trunk depths that llama.cpp's deepseek2 loader takes for models without a compressed query.
 _LITE_DEPTHS = (26, 27)
+_MAX_LAYERS, _MAX_EXPERTS = 512, 1024  # llama.cpp's, which aborts beyond them
 
 
 class Yarn(NamedTuple):
@@ -63,6 +64,7 @@ class Hyperparameters:
     def read(cls, config: Mapping[str, Any]) -> Hyperparameters:
         """Raises `ConversionError` with the key and its value."""
         _refuse_unknown(config)
+        n_group, n_group_used = _groups(config)
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
         h = cls(
             n_layer=_count(config, "num_hidden_layers"),
@@ -82,8 +84,8 @@ class Hyperparameters:
             n_expert_used=_count(config, "num_experts_per_tok"),
             n_shared=_count(config, "n_shared_experts"),
             n_ff_expert=_count(config, "moe_intermediate_size"),
-            n_group=_count(config, "n_group"),
-            n_group_used=_count(config, "topk_group"),
+            n_group=n_group,
+            n_group_used=n_group_used,
             gating=_gating(config),
             normalise=bool(config.get("norm_topk_prob")),
             routed_scale=_number(config, "routed_scaling_factor"),
@@ -107,6 +109,11 @@ class Hyperparameters:
                 f"first_k_dense_replace is {self.n_dense}, which leaves no experts "
                 f"in {self.n_layer} layers"
             )
+        if self.n_layer + 1 > _MAX_LAYERS or self.n_expert > _MAX_EXPERTS:
+            raise ConversionError(
+                f"config.json: {self.n_layer} layers of {self.n_expert} experts, but the run time "
+                f"takes at most {_MAX_LAYERS - 1} of {_MAX_EXPERTS}"
+            )
         if self.n_expert_used > self.n_expert:
             raise ConversionError(
                 f"num_experts_per_tok is {self.n_expert_used} of {self.n_expert} experts"
@@ -117,8 +124,6 @@ class Hyperparameters:
                 f"n_group is {self.n_group}, which does not divide {self.n_expert} experts "
                 "into groups of two or more"
             )
-        if self.n_group_used > self.n_group:
-            raise ConversionError(f"topk_group is {self.n_group_used} of {self.n_group} groups")
 
 
 def _refuse_unknown(config: Mapping[str, Any]) -> None:
@@ -131,6 +136,15 @@ def _refuse_unknown(config: Mapping[str, Any]) -> None:
             raise ConversionError(
                 f"config.json: {key} is {config[key]!r}, but only {allowed[0]!r} is known"
             )
+
+
+def _groups(config: Mapping[str, Any]) -> tuple[int, int]:
+    """Groups of experts, and how many of them a token may use."""
+    n, n_used = _count(config, "n_group"), _count(config, "topk_group")
+    if n_used > n:
+        raise ConversionError(f"config.json: topk_group is {n_used} of {n} groups")
+    # To use all groups is to have none, and llama.cpp aborts on a header that says the former.
+    return (1, 1) if n_used == n else (n, n_used)
 
 
 def _count(

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from gguf_mtp.converters.convert import Account, ConvertOptions, Progress, convert
 from gguf_mtp.converters.rows import e4m3_table
 from gguf_mtp.demo import CHECKPOINT
+from gguf_mtp.loader import LoadOptions, load
 
 pytestmark = pytest.mark.native  # ggml does the quantising
 
@@ -215,6 +216,21 @@ def test_the_tensors_decide_when_the_configuration_is_silent(tmp_path: Path) -> 
 
     account = convert(changed_demo(tmp_path, change), tmp_path / "out.gguf", F32)
     assert account.mtp_block == 6
+
+
+@pytest.mark.parametrize(("n_group", "topk_group"), [(1, 1), (4, 4)])
+def test_using_all_groups_is_having_none(tmp_path: Path, n_group: int, topk_group: int) -> None:
+    """llama.cpp aborts on a file whose header says that all of several groups are used."""
+
+    def change(config: dict[str, Any], _: dict[str, tuple[Entry, bytes]]) -> None:
+        config |= {"n_group": n_group, "topk_group": topk_group}
+
+    convert(changed_demo(tmp_path, change), tmp_path / "out.gguf", ConvertOptions(n_threads=2))
+    fields = GGUFReader(tmp_path / "out.gguf").fields
+    assert fields["deepseek2.expert_group_count"].contents() == 1
+    assert fields["deepseek2.expert_group_used_count"].contents() == 1
+    with load(tmp_path / "out.gguf", LoadOptions(n_ctx=256, n_threads=2)) as session:
+        assert session.vocab.n_tokens == 4096
 
 
 def test_bf16_block_in_an_fp8_checkpoint(tmp_path: Path, source: dict[str, Any]) -> None:
