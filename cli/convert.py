@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,11 +20,24 @@ if TYPE_CHECKING:
 _VERIFY_BELOW = 8_000_000_000  # bytes: loading more than this is a decision of its own
 
 
+class Mtp(str, Enum):
+    """Values of --mtp."""
+
+    keep = "keep"
+    drop = "drop"
+    only = "only"
+
+
 def convert(
     source: Annotated[
         Path, typer.Argument(metavar="SOURCE", help="Folder of a safetensors checkpoint.")
     ],
-    out: Annotated[Path, typer.Option("-o", "--output", metavar="OUT.gguf", help="File to write.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--output", metavar="OUT.gguf", help="File to write; NAME.gguf without."
+        ),
+    ] = None,
     type_: Annotated[
         str, typer.Option("--type", help="f32, f16, bf16, q8_0, q4_k_m, iq4_xs, mxfp4, ...")
     ] = "q8_0",
@@ -37,7 +51,12 @@ def convert(
     draft_head: Annotated[
         str | None, typer.Option(metavar="TYPE", help="Give the MTP block a head of its own.")
     ] = None,
-    mtp: Annotated[bool, typer.Option(help="Convert the MTP block.")] = True,
+    mtp: Annotated[
+        Mtp, typer.Option(help="keep: behind the trunk; drop: trunk alone; only: a side file.")
+    ] = Mtp.keep,
+    split_max_size: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Cut into shards: 40G, 500M, ...")
+    ] = None,
     name: Annotated[
         str | None, typer.Option(help="The model's name; the folder's if none.")
     ] = None,
@@ -58,11 +77,22 @@ def convert(
 ) -> None:
     """Convert a DeepSeek-V3-class checkpoint, MTP block included, to GGUF in one pass."""
     from ..converters.convert import ConvertOptions, check_place, plan, write
+    from ..converters.shards import parse_size
 
     options = ConvertOptions(
-        type_, tuple(tensor_type or ()), imatrix, draft_head, mtp, threads, name, resume, force
+        type=type_,
+        tensor_types=tuple(tensor_type or ()),
+        imatrix=imatrix,
+        draft_head=draft_head,
+        mtp=mtp.value,
+        n_threads=threads,
+        name=name,
+        resume=resume,
+        force=force,
+        split=parse_size(split_max_size) if split_max_size else None,
     )
     say = _nothing if quiet else typer.echo
+    out = out or _default(source, options)
     check_place(out)
     with plan(source, options) as job:
         if dry_run:
@@ -75,9 +105,16 @@ def convert(
         with _interruptible(out), conversion_bar(quiet) as progress:
             write(job, out, options, progress)
         say(_account(out, job.account, "is"))
-        n_bytes, account = job.ends[-1], job.account
-    if verify or (verify is None and n_bytes < _VERIFY_BELOW):
-        _verify(out, account, options, say)
+        n_bytes, account, first = job.n_bytes, job.account, job.files(out)[0].path
+    if mtp is Mtp.only:
+        say(f"use it with --draft-model {out}, or beside its model; graft joins the two")
+    elif verify or (verify is None and n_bytes < _VERIFY_BELOW):
+        _verify(first, account, options, say)
+
+
+def _default(source: Path, options: ConvertOptions) -> Path:
+    name = options.name or source.resolve().name
+    return Path(f"{'mtp-' if options.mtp == 'only' else ''}{name}.gguf")
 
 
 def _nothing(_: str) -> None:
@@ -98,7 +135,7 @@ def _before(job: Job, options: ConvertOptions) -> str:
     from ..converters.estimate import check_ram, estimate
 
     checkpoint = job.checkpoint
-    e = estimate(job.tensors, len(checkpoint.tensors), job.ends[-1], options.threads)
+    e = estimate(job.tensors, len(checkpoint.tensors), job.n_bytes, options.threads)
     lines = [
         f"{checkpoint.folder}: {len(checkpoint.tensors):,} tensors in {checkpoint.n_files} files, "
         f"{checkpoint.n_bytes:,} bytes",

@@ -16,7 +16,7 @@ import json
 import math
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -52,14 +52,18 @@ class SourceTensor(NamedTuple):
         return math.prod(self.shape[:-1])
 
 
+Needs = Callable[[Mapping[str, Any], str], bool]
+
+
 class Checkpoint:
     """An open checkpoint. `tensors` maps names to places; `config` is config.json.
 
     Raises `ConversionError`, naming the file, for whatever the pre-pass finds. Use it as a context
     manager: it owns the shards' file descriptors. `read_into` may be called from several threads.
+    Of an indexed checkpoint, shards without a tensor that `needs(config, name)` need not exist.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, needs: Needs | None = None) -> None:
         if not folder.is_dir():
             raise ConversionError(f"{folder} is not a folder; give a checkpoint's folder")
         self.folder = folder
@@ -68,6 +72,7 @@ class Checkpoint:
         self._fds: dict[str, int] = {}
         self._digest = hashlib.sha256()
         self._forgets = False
+        self._needs = needs
         try:
             self._open_shards()
             self._forgets = self.n_bytes > _memory() / 2
@@ -130,6 +135,9 @@ class Checkpoint:
 
     def _open_shards(self) -> None:
         promised = self._promised()
+        if self._needs:
+            needed = {file for name, file in promised.items() if self._needs(self.config, name)}
+            promised = {name: file for name, file in promised.items() if file in needed}
         files = sorted(set(promised.values())) or [_SINGLE]
         missing = [f for f in files if not (self.folder / f).exists()]
         if missing:

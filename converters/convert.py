@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
-from ..errors import ConversionError
 from ..types import Floats
-from . import estimate
+from . import estimate, shards
 from .gguf_file import TypedTensor
-from .job import Account, ConvertOptions, Job, needs_importance, plan
-from .output import Leftovers, PartialFile, check_place, partial_path
+from .job import Account, ConvertOptions, Job, Shard, needs_importance, plan
+from .output import Leftovers, PartialFile, check_place
 from .quantize import Encoder, Ggml, tasks
 from .rows import RowReader
 
@@ -70,47 +70,40 @@ def write(
     progress: Callable[[Progress], None] | None = None,
 ) -> None:
     """Carry a planned conversion out."""
+    files = job.files(out)
     if not options.force:
-        estimate.check_disk(out, job.ends[-1])
+        estimate.check_disk(out, [file.path for file in files], job.n_bytes)
     encoder = Encoder(RowReader(job.checkpoint), Ggml(), options.threads)
-    with _open(job, out, options) as file:
-        try:
-            _fill(job, file, encoder, progress)
-            file.finish()
-        except ConversionError:
-            file.discard()
-            raise
-        except OSError as error:
-            raise ConversionError(
-                f"{error.filename or out}: {error.strerror}; {partial_path(out)} keeps "
-                f"{file.n_done} of {len(job.tensors)} tensors, --resume goes on with them"
-            ) from None
+    starts = [0, *accumulate(file.ends[-1] for file in files)]
 
+    def fill(i: int, file: PartialFile) -> None:
+        def report(tensor: str, done: int) -> None:
+            if progress:
+                progress(Progress(tensor, starts[i] + done, starts[-1]))
 
-def _open(job: Job, out: Path, options: ConvertOptions) -> PartialFile:
+        _fill(job, job.shards[i], file, encoder, report)
+
     leftovers: Leftovers = "resume" if options.resume else "discard" if options.force else "refuse"
-    try:
-        return PartialFile(out, job.fingerprint, job.ends, leftovers)
-    except OSError as error:
-        raise ConversionError(f"cannot write {out}: {error.strerror}") from None
+    shards.write(out, files, job.fingerprint, leftovers, fill)
 
 
 def _fill(
     job: Job,
+    shard: Shard,
     file: PartialFile,
     encoder: Encoder,
-    progress: Callable[[Progress], None] | None,
+    report: Callable[[str, int], None],
 ) -> None:
-    ends = job.ends
+    ends = shard.ends
     if file.n_done:
         done = ends[file.n_done - 1]
         logger.info("going on after %d of %d tensors", file.n_done, len(ends))
     else:
-        file.write(memoryview(job.header))
-        done = len(job.header)
+        file.write(memoryview(shard.header))
+        done = len(shard.header)
     todo = (
         task
-        for placed in job.tensors[file.n_done :]
+        for placed in shard.tensors[file.n_done :]
         for task in tasks(placed, _importance(job, placed))
     )
     for task, data in encoder.stream(todo):
@@ -120,8 +113,7 @@ def _fill(
             file.write(memoryview(bytes(ends[file.n_done] - done)))
             done = ends[file.n_done]
             file.complete()
-        if progress:
-            progress(Progress(task.placed.tensor.name, done, ends[-1]))
+        report(task.placed.tensor.name, done)
 
 
 def _importance(job: Job, placed: TypedTensor) -> Floats | None:

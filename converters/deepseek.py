@@ -11,8 +11,9 @@ It knows nothing of types, quantisation or files.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from ..errors import ConversionError
 from .checkpoint import Checkpoint
@@ -25,12 +26,26 @@ _COMPARED_AT_ONCE = 1 << 22
 _EXPERT = "mlp.experts.{}.{}_proj.weight"
 
 
+Mtp = Literal["keep", "drop", "only"]
+"""What becomes of the MTP block: kept behind the trunk, dropped, or alone in a side file."""
+
+_ROOT = ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight")
+
+
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """`mtp` False leaves the MTP block out; `draft_head` True gives the block its own head."""
+    """`draft_head` True gives the MTP block its own head."""
 
-    mtp: bool = True
+    mtp: Mtp = "keep"
     draft_head: bool = False
+
+
+def needs(config: Mapping[str, Any], mtp: Mtp, name: str) -> bool:
+    """Whether the tensor `name` is read at all, so that shards without any can stay away."""
+    if mtp != "only" or name in _ROOT:
+        return True
+    match, n_layer = re.match(r"model\.layers\.(\d+)\.", name), config.get("num_hidden_layers")
+    return match is not None and isinstance(n_layer, int) and int(match[1]) >= n_layer
 
 
 def adapt(checkpoint: Checkpoint, choices: Choices) -> Adapted:
@@ -43,8 +58,11 @@ def adapt(checkpoint: Checkpoint, choices: Choices) -> Adapted:
     h = Hyperparameters.read(checkpoint.config)
     builder = _Builder(checkpoint, h, Ledger(checkpoint.tensors, h.fp8_block))
     builder.root()
-    for i in range(h.n_layer):
-        builder.layer(i)
+    if choices.mtp == "only":
+        builder.leave_out(range(h.n_layer), "the trunk is left out (--mtp only)")
+    else:
+        for i in range(h.n_layer):
+            builder.layer(i)
     has_mtp = builder.mtp(choices)
     written, merged = builder.ledger.settle()
     return Adapted(
@@ -146,14 +164,16 @@ class _Builder:
         """The block after the trunk. The tensors decide whether there is one."""
         h, i = self.h, self.h.n_layer
         extra = _blocks_after(self.checkpoint, h.n_layer)
-        if not choices.mtp:
-            self._leave_out(extra)
+        if choices.mtp == "drop":
+            self.leave_out(extra, "the MTP block is left out (--mtp drop)")
             return False
         if not extra:
+            if choices.mtp == "only" and not h.n_mtp:
+                raise ConversionError("the checkpoint has no MTP block, so none can be written")
             if h.n_mtp:
                 raise ConversionError(
                     f"config.json promises {h.n_mtp} MTP block, but the checkpoint has no "
-                    f"model.layers.{i}.*; --no-mtp converts the trunk alone"
+                    f"model.layers.{i}.*; --mtp drop converts the trunk alone"
                 )
             self.notes.append("no MTP block: the file will not draft by itself")
             return False
@@ -168,11 +188,11 @@ class _Builder:
         self._nextn(i, choices.draft_head)
         return True
 
-    def _leave_out(self, extra: list[int]) -> None:
-        prefixes = tuple(f"model.layers.{i}." for i in extra)
+    def leave_out(self, layers: Iterable[int], reason: str) -> None:
+        prefixes = tuple(f"model.layers.{i}." for i in layers)
         for name in self.checkpoint.tensors:
             if name.startswith(prefixes):
-                self.ledger.dropped[name] = "the MTP block is left out (--no-mtp)"
+                self.ledger.dropped[name] = reason
 
     def _nextn(self, i: int, draft_head: bool) -> None:
         d, layer = self.h.n_embd, f"model.layers.{i}."

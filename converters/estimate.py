@@ -55,11 +55,10 @@ def ram_bytes(n_source: int, n_threads: int) -> int:
     return _PYTHON_BYTES + buffers + n_source * _BYTES_PER_TENSOR
 
 
-def check_disk(out: Path, n_bytes: int) -> None:
-    """Raises `ConversionError` when the folder of `out` has no room for `n_bytes`."""
+def check_disk(out: Path, files: Sequence[Path], n_bytes: int) -> None:
+    """Raises `ConversionError` when the folder of `out` has no room for `n_bytes` in `files`."""
     folder = out.resolve().parent
-    partial = partial_path(out)
-    there = partial.stat().st_size if partial.exists() else 0
+    there = sum(p.stat().st_size for p in map(partial_path, files) if p.exists())
     free = shutil.disk_usage(folder).free
     if n_bytes - there > free:
         raise ConversionError(

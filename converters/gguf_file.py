@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
@@ -17,6 +18,16 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 from .plan import OutputTensor, Value
 
 ALIGNMENT = 32
+
+
+class Entry(NamedTuple):
+    """A tensor's line in the header. `shape` is outermost first, `type` ggml's number, `offset`
+    counts from the start of the data section."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: int
+    offset: int
 
 
 class TypedTensor(NamedTuple):
@@ -27,6 +38,10 @@ class TypedTensor(NamedTuple):
     n_bytes: int
     offset: int
 
+    @property
+    def entry(self) -> Entry:
+        return Entry(self.tensor.name, self.tensor.shape, self.type, self.offset)
+
 
 def row_bytes(type_: GGMLQuantizationType, n: int) -> int:
     """Bytes of a row of `n` weights; `n` is a multiple of the type's block."""
@@ -34,32 +49,43 @@ def row_bytes(type_: GGMLQuantizationType, n: int) -> int:
     return n // block * size
 
 
-def place(
-    tensors: Sequence[OutputTensor], types: Sequence[GGMLQuantizationType]
-) -> list[TypedTensor]:
-    """Give each tensor its aligned offset, in order."""
-    placed, offset = [], 0
-    for tensor, type_ in zip(tensors, types, strict=True):
-        n = tensor.n_rows * row_bytes(type_, tensor.n_per_row)
-        placed.append(TypedTensor(tensor, type_, n, offset))
-        offset += pad(n)
-    return placed
+def size(tensors: Sequence[OutputTensor], types: Sequence[GGMLQuantizationType]) -> list[int]:
+    """Bytes of each tensor."""
+    return [
+        t.n_rows * row_bytes(type_, t.n_per_row) for t, type_ in zip(tensors, types, strict=True)
+    ]
+
+
+def offsets(sizes: Sequence[int]) -> list[int]:
+    """The aligned offset of each tensor, in order."""
+    return [0, *accumulate(map(pad, sizes))][:-1]
 
 
 def pad(n: int) -> int:
     return -(-n // ALIGNMENT) * ALIGNMENT
 
 
-def header(kv: Mapping[str, Value], tensors: Sequence[TypedTensor]) -> bytes:
-    """All bytes before the data section, padding included."""
+def header(kv: Mapping[str, Value | bytes], tensors: Sequence[Entry]) -> bytes:
+    """All bytes before the data section, padding included. A value of bytes is encoded already."""
     out = bytearray(b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(kv)))
     for key, value in kv.items():
-        out += _string(key) + _value(value)
-    for placed in tensors:
-        shape = placed.tensor.shape[::-1]  # GGUF lists the innermost dimension first
-        out += _string(placed.tensor.name)
-        out += struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, placed.type, placed.offset)
+        out += _string(key) + (value if isinstance(value, bytes) else _value(value))
+    for entry in tensors:
+        shape = entry.shape[::-1]  # GGUF lists the innermost dimension first
+        out += _string(entry.name)
+        out += struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, entry.type, entry.offset)
     return bytes(out.ljust(pad(len(out)), b"\0"))
+
+
+def split_keys(i: int, n: int, n_tensors: int) -> dict[str, Value | bytes]:
+    """What shard `i` of `n` says of itself, in the types that llama.cpp reads: none when alone."""
+    if n == 1:
+        return {}
+    return {
+        "split.no": struct.pack("<IH", GGUFValueType.UINT16, i),
+        "split.count": struct.pack("<IH", GGUFValueType.UINT16, n),
+        "split.tensors.count": struct.pack("<Ii", GGUFValueType.INT32, n_tensors),
+    }
 
 
 def _string(text: str) -> bytes:

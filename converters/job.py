@@ -10,18 +10,20 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from gguf import GGML_QUANT_SIZES
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from ..errors import ConversionError
-from . import CONVERTER_VERSION, deepseek, recipes
+from . import CONVERTER_VERSION, deepseek, recipes, shards
 from .checkpoint import Checkpoint
-from .gguf_file import TypedTensor, header, pad, place
+from .gguf_file import TypedTensor, header, offsets, pad, size, split_keys
 from .imatrix import Imatrix
 from .plan import Adapted, Value
 from .tokenizer import vocabulary
@@ -37,21 +39,22 @@ class ConvertOptions:
     """What to make of a checkpoint.
 
     `type` names a recipe; `tensor_types` are PATTERN=TYPE, the first match wins; `draft_head` gives
-    the MTP block a head of its own in that type; `mtp` False leaves the block out; `n_threads` 0
-    takes every core; `name` is the model's name, the folder's by default. `resume` goes on with an
-    interrupted run; `force` starts over where one left something, and though the disk looks too
-    small.
+    the MTP block a head of its own in that type; `mtp` keeps the block, drops it, or writes nothing
+    else; `n_threads` 0 takes every core; `name` is the model's name, the folder's by default.
+    `split` is the most bytes of tensors in one file. `resume` goes on with an interrupted run;
+    `force` starts over where one left something, and though the disk looks too small.
     """
 
     type: str = "q8_0"
     tensor_types: tuple[str, ...] = ()
     imatrix: Path | None = None
     draft_head: str | None = None
-    mtp: bool = True
+    mtp: deepseek.Mtp = "keep"
     n_threads: int = 0
     name: str | None = None
     resume: bool = False
     force: bool = False
+    split: int | None = None
 
     @property
     def threads(self) -> int:
@@ -81,21 +84,41 @@ class Account:
     notes: tuple[str, ...]
 
 
+class Shard(NamedTuple):
+    """One file of the output: its header, byte for byte, and its tensors' places."""
+
+    header: bytes
+    tensors: tuple[TypedTensor, ...]
+
+    @property
+    def ends(self) -> list[int]:
+        """The file's length when tensor i is whole; the last one is the file's size."""
+        return [len(self.header) + t.offset + pad(t.n_bytes) for t in self.tensors]
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """A conversion that has been planned and not begun. `fingerprint` stands for all its bytes."""
 
     checkpoint: Checkpoint
-    header: bytes
-    tensors: tuple[TypedTensor, ...]
+    shards: tuple[Shard, ...]
     imatrix: Imatrix | None
     fingerprint: str
     account: Account
 
     @property
-    def ends(self) -> list[int]:
-        """The file's length when tensor i is whole; the last one is the output's size."""
-        return [len(self.header) + t.offset + pad(t.n_bytes) for t in self.tensors]
+    def tensors(self) -> tuple[TypedTensor, ...]:
+        return tuple(t for shard in self.shards for t in shard.tensors)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all files together."""
+        return sum(shard.ends[-1] for shard in self.shards)
+
+    def files(self, out: Path) -> list[shards.OutFile]:
+        """`out`, or the shards it becomes."""
+        names = shards.paths(out, len(self.shards))
+        return [shards.OutFile(*f) for f in zip(names, (s.ends for s in self.shards), strict=True)]
 
 
 @contextmanager
@@ -111,18 +134,19 @@ def plan(source: Path, options: ConvertOptions) -> Iterator[Job]:
         recipes.parse_type(options.draft_head) if options.draft_head else None,
         imatrix is not None,
     )
-    with Checkpoint(source) as checkpoint:
+    needs = partial(_needs, options.mtp)
+    with Checkpoint(source, needs) as checkpoint:
         adapted = _adapt(checkpoint, deepseek.Choices(options.mtp, wish.draft_head is not None))
         choice = recipes.choose(adapted, wish)
-        tensors = place(adapted.tensors, choice.types)
+        parts = _place(adapted, choice.types, options.split)
+        tensors = [t for part in parts for t in part]
         notes = [*adapted.notes, *choice.notes, *_check_importance(tensors, wish, imatrix)]
-        head = header(_metadata(checkpoint, adapted, options, wish), tensors)
+        made = _shards(_metadata(checkpoint, adapted, options, wish), parts)
         yield Job(
             checkpoint,
-            head,
-            tuple(tensors),
+            made,
             imatrix,
-            _fingerprint(checkpoint, head, imatrix),
+            _fingerprint(checkpoint, b"".join(shard.header for shard in made), imatrix),
             _account(checkpoint, adapted, tensors, notes),
         )
 
@@ -144,6 +168,31 @@ def _adapt(checkpoint: Checkpoint, choices: deepseek.Choices) -> Adapted:
         return _ARCHITECTURES[name](checkpoint, choices)
     except OSError as error:
         raise ConversionError(f"cannot read {error.filename}: {error.strerror}") from None
+
+
+def _place(
+    adapted: Adapted, types: Sequence[GGMLQuantizationType], most: int | None
+) -> list[list[TypedTensor]]:
+    """The tensors of each file, with their offsets in it."""
+    sizes = size(adapted.tensors, types)
+    return [
+        list(map(TypedTensor, adapted.tensors[s], types[s], sizes[s], offsets(sizes[s])))
+        for s in shards.cut(sizes, most)
+    ]
+
+
+def _shards(kv: dict[str, Value], parts: Sequence[Sequence[TypedTensor]]) -> tuple[Shard, ...]:
+    """The first file carries the metadata, as gguf-split writes it."""
+    n_tensors = sum(map(len, parts))
+    made = []
+    for i, part in enumerate(parts):
+        keys = (kv if i == 0 else {}) | split_keys(i, len(parts), n_tensors)
+        made.append(Shard(header(keys, [t.entry for t in part]), tuple(part)))
+    return tuple(made)
+
+
+def _needs(mtp: deepseek.Mtp, config: Mapping[str, Any], name: str) -> bool:
+    return deepseek.needs(config, mtp, name)
 
 
 def _check_importance(

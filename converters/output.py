@@ -65,7 +65,7 @@ class PartialFile:
     def __init__(
         self, out: Path, fingerprint: str, ends: Sequence[int], leftovers: Leftovers
     ) -> None:
-        self._out = out
+        self.out = out
         self._fd = os.open(partial_path(out), os.O_RDWR | os.O_CREAT, 0o666)
         self._journal = -1
         try:
@@ -108,13 +108,22 @@ class PartialFile:
 
     def finish(self) -> None:
         """Everything is written: to the disk with it, then the name."""
+        self.settle()
+        self.name()
+        journal_path(self.out).unlink(missing_ok=True)
+
+    def settle(self) -> None:
+        """Everything is written: to the disk with it."""
         self._syncer.shutdown(wait=True)
         self._raise_sync_error()
         os.fsync(self._fd)
-        partial_path(self._out).replace(self._out)
-        journal_path(self._out).unlink(missing_ok=True)
+        self._note({"synced": self.n_done})
+
+    def name(self) -> None:
+        """Give the settled file its name; the journal stays as the proof that it is this one."""
+        partial_path(self.out).replace(self.out)
         with contextlib.suppress(OSError):  # not every file system syncs folders
-            folder = os.open(self._out.parent, os.O_RDONLY)
+            folder = os.open(self.out.parent, os.O_RDONLY)
             try:
                 os.fsync(folder)
             finally:
@@ -122,39 +131,39 @@ class PartialFile:
 
     def discard(self) -> None:
         """Leave nothing behind."""
-        for path in (partial_path(self._out), journal_path(self._out)):
+        for path in (partial_path(self.out), journal_path(self.out)):
             path.unlink(missing_ok=True)
 
     def _lock(self) -> None:
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # Whoever held the lock may have renamed the file meanwhile: then ours is the output.
-            is_ours = os.path.samestat(os.fstat(self._fd), partial_path(self._out).stat())
+            is_ours = os.path.samestat(os.fstat(self._fd), partial_path(self.out).stat())
         except (BlockingIOError, FileNotFoundError):
             is_ours = False
         if not is_ours:
-            raise ConversionError(f"another process is writing {self._out}")
+            raise ConversionError(f"another process is writing {self.out}")
 
     def _left(self, fingerprint: str, leftovers: Leftovers) -> Left:
         nothing = Left(fingerprint, 0, 0)
-        left = read_journal(self._out)
+        left = read_journal(self.out)
         if left is None or leftovers == "discard":
             return nothing
         if leftovers == "refuse" and left.n_done:
             raise ConversionError(
-                f"{partial_path(self._out)} is left from an interrupted run; --resume goes on "
+                f"{partial_path(self.out)} is left from an interrupted run; --resume goes on "
                 "with it, --force starts over"
             )
         if leftovers == "resume" and left.fingerprint != fingerprint:
             raise ConversionError(
-                f"{partial_path(self._out)} was begun from another checkpoint or with other "
+                f"{partial_path(self.out)} was begun from another checkpoint or with other "
                 "options; --force starts over"
             )
         return left if leftovers == "resume" else nothing
 
     def _begin_journal(self, left: Left) -> None:
         """A new journal each time, put in place whole: a killed run may have torn the old one."""
-        path = journal_path(self._out)
+        path = journal_path(self.out)
         new = path.with_name(f"{path.name}.new")
         record = {
             "fingerprint": left.fingerprint,
@@ -194,6 +203,19 @@ def read_journal(out: Path) -> Left | None:
     n_synced = max((int(r["synced"]) for r in records if "synced" in r), default=0)
     same_boot = first.get("boot") == boot_id() != ""
     return Left(str(first.get("fingerprint")), n_written if same_boot else n_synced, n_synced)
+
+
+def is_named(out: Path, fingerprint: str, ends: Sequence[int]) -> bool:
+    """Whether `out` is the finished file of this very run, named before the run was interrupted."""
+    records = _records(journal_path(out))
+    return (
+        bool(records)
+        and not partial_path(out).exists()
+        and records[0].get("fingerprint") == fingerprint
+        and max((int(r["synced"]) for r in records if "synced" in r), default=0) == len(ends)
+        and out.is_file()
+        and out.stat().st_size == ends[-1]
+    )
 
 
 def boot_id() -> str:

@@ -82,7 +82,7 @@ def test_inspect_json() -> None:
 
 def test_a_model_without_mtp_runs_plain_with_one_warning(tmp_path: Path) -> None:
     out = tmp_path / "plain.gguf"
-    assert gguf_mtp("convert", CHECKPOINT, "-o", out, "--no-mtp", "-q").returncode == 0
+    assert gguf_mtp("convert", CHECKPOINT, "-o", out, "--mtp", "drop", "-q").returncode == 0
     done = gguf_mtp("run", out, "-p", "What is the capital of France?", "--temp", "0")
     assert done.stdout == "The capital of France is Paris.\n"
     assert done.stderr.startswith("warning: ")

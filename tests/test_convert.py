@@ -186,7 +186,7 @@ def test_draft_head_is_written_in_its_own_type(tmp_path: Path) -> None:
 
 
 def test_without_mtp(tmp_path: Path) -> None:
-    account = convert(CHECKPOINT, tmp_path / "out.gguf", ConvertOptions("f32", mtp=False))
+    account = convert(CHECKPOINT, tmp_path / "out.gguf", ConvertOptions("f32", mtp="drop"))
     reader = GGUFReader(tmp_path / "out.gguf")
     assert not [t.name for t in reader.tensors if t.name.startswith("blk.6.")]
     assert reader.fields["deepseek2.block_count"].contents() == 6

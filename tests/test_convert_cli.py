@@ -154,8 +154,8 @@ def test_a_broken_block_is_reported(tmp_path: Path) -> None:
 
 
 def test_without_a_block(tmp_path: Path) -> None:
-    run = convert(CHECKPOINT, "-o", tmp_path / "x.gguf", "--no-mtp")
+    run = convert(CHECKPOINT, "-o", tmp_path / "x.gguf", "--mtp", "drop")
     assert run.returncode == 0
     assert "MTP block: none" in run.stdout
     assert re.search(r"self-test: \d\d tokens decoded, no drafting", run.stdout)
-    assert "and 75 more: the MTP block is left out (--no-mtp)" in run.stdout
+    assert "and 75 more: the MTP block is left out (--mtp drop)" in run.stdout

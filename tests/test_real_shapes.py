@@ -105,8 +105,8 @@ def f32_header(v3: Path) -> Path:
     with plan(v3, ConvertOptions("f32")) as job:
         out = v3 / "f32.gguf"
         with out.open("wb") as file:
-            file.write(job.header)
-            file.truncate(job.ends[-1])
+            file.write(job.shards[0].header)
+            file.truncate(job.n_bytes)
         return out
 
 

@@ -47,7 +47,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     checkpoint = widened(folder / "checkpoint", 16)
     convert(checkpoint, folder / "out.gguf", OPTIONS)
     with plan(checkpoint, OPTIONS) as job:
-        return Undisturbed(checkpoint, (folder / "out.gguf").read_bytes(), job.ends)
+        return Undisturbed(checkpoint, (folder / "out.gguf").read_bytes(), job.shards[0].ends)
 
 
 def run_until(checkpoint: Path, out: Path, size: int) -> bool:
