@@ -14,11 +14,8 @@ from numpy.typing import NDArray
 
 from gguf_mtp.types import Distribution, Floats, SamplingParams
 
-_MARGINS = (np.float32(8), np.float32(16))
-"""How far below the maximum the largest logits are looked for, before all are."""
-_FIRST_LOOK = 1024
-"""How many of the largest logits top-p tries before it sorts them all."""
-
+_MARGIN = np.float32(8)
+"""How far below the maximum the likeliest tokens are looked for, before all are."""
 _CERTAIN = np.ones(1)
 
 
@@ -39,6 +36,19 @@ class Chain:
             return Distribution(np.array([logits.argmax()]), _CERTAIN)
         return filtered(logits, self.params)
 
+    def look(self, logits: Floats) -> tuple[Distribution, float]:
+        """As `law`, and the confidence of the unfiltered distribution, in one pass over the row.
+
+        Confidence is the largest probability among the tokens near the top: what the rest would add
+        to the sum is left out, for it is a measure to be calibrated, not a law.
+        """
+        ids = near_the_top(logits)
+        values = logits[ids]
+        sure = float(1 / np.exp(values - values.max()).sum(dtype=np.float64))
+        if self.is_greedy:
+            return Distribution(ids[values.argmax()][None], _CERTAIN), sure
+        return filtered(logits, self.params, ids), sure
+
     def draw(self, law: Distribution) -> int:
         """One token drawn from `law`."""
         if len(law.ids) == 1:
@@ -51,17 +61,29 @@ class Chain:
         return float(self._rng.random())
 
 
-def filtered(logits: Floats, params: SamplingParams) -> Distribution:
+def near_the_top(logits: Floats) -> NDArray[np.int64]:
+    """Ids of the tokens within `_MARGIN` of the maximum, rising.
+
+    A comparison is several times cheaper than sorting or partitioning a whole vocabulary.
+    """
+    ids: NDArray[np.int64] = (logits >= logits.max() - _MARGIN).nonzero()[0]
+    return ids
+
+
+def filtered(
+    logits: Floats, params: SamplingParams, near: NDArray[np.int64] | None = None
+) -> Distribution:
     """top-k, top-p, min-p and temperature over float32 [n_vocab]; `params.temperature` > 0.
 
-    Ids come by falling probability. At least one token survives every filter.
+    Ids come by falling probability. At least one token survives every filter. `near` is
+    `near_the_top(logits)` when the caller has it.
     """
-    ids = _candidates(logits, params)
+    near = near_the_top(logits) if near is None else near
+    ids, total = _candidates(logits, params, near)
     kept = logits[ids].astype(np.float64)
     if params.top_p < 1:
         weights = np.exp(kept - kept[0])
-        total = weights.sum() if params.top_k else _sum_exp(logits, float(kept[0]))
-        n = int(weights.cumsum().searchsorted(params.top_p * total)) + 1
+        n = int(weights.cumsum().searchsorted(params.top_p * (total or weights.sum()))) + 1
         ids, kept = ids[:n], kept[:n]
     if params.min_p > 0:
         n = int(np.count_nonzero(kept >= kept[0] + math.log(params.min_p)))
@@ -70,60 +92,36 @@ def filtered(logits: Floats, params: SamplingParams) -> Distribution:
     return Distribution(ids, weights / weights.sum())
 
 
-def confidence(logits: Floats) -> float:
-    """The largest probability of softmax(logits); float32 [n_vocab]."""
-    return 1.0 / _sum_exp(logits, float(logits.max()))
-
-
 def probability(law: Distribution, token: int) -> float:
     """The probability of `token` under `law`; 0 when a filter removed it."""
     at = (law.ids == token).nonzero()[0]
     return float(law.probs[at[0]]) if len(at) else 0.0
 
 
-def _candidates(logits: Floats, params: SamplingParams) -> NDArray[np.int64]:
-    """Ids by falling logit: the top-k, or as many as top-p can keep, or all."""
-    n_vocab = len(logits)
+def _candidates(
+    logits: Floats, params: SamplingParams, near: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], float | None]:
+    """Ids by falling logit that the filters choose from, few if possible; and the sum of
+    exp(logit - maximum) that top-p is measured against, where that is not theirs alone."""
+    everything = np.arange(len(logits))
     if params.top_k:
-        return largest(logits, min(params.top_k, n_vocab))
-    if params.top_p < 1 and n_vocab > _FIRST_LOOK:
-        ids = largest(logits, _FIRST_LOOK)
-        kept = logits[ids].astype(np.float64)
-        if np.exp(kept - kept[0]).sum() >= params.top_p * _sum_exp(logits, float(kept[0])):
-            return ids
-    return largest(logits, n_vocab)
+        ids = near if len(near) >= params.top_k else everything
+        return _largest(logits, ids, params.top_k), None
+    if params.top_p < 1:
+        total = float(np.exp(logits - logits.max()).sum(dtype=np.float64))
+        ids = _largest(logits, near, len(near))
+        if np.exp(logits[ids] - logits[ids[0]]).sum(dtype=np.float64) >= params.top_p * total:
+            return ids, total
+        return _largest(logits, everything, len(logits)), total
+    is_enough = params.min_p > 0 and math.log(params.min_p) > -_MARGIN
+    return _largest(logits, near if is_enough else everything, len(logits)), None
 
 
-def largest(logits: Floats, k: int) -> NDArray[np.int64]:
-    """Ids of the `k` largest logits, falling; equal logits by rising id."""
-    n_vocab = len(logits)
-    if k >= n_vocab:
-        ids = np.arange(n_vocab)
-    else:
-        ids = _near_the_top(logits, k)
-        ids = ids[_top(logits[ids], k)]
+def _largest(logits: Floats, ids: NDArray[np.int64], k: int) -> NDArray[np.int64]:
+    """The `k` of `ids` (rising) with the largest logits, falling; equal logits by rising id."""
+    if k < len(ids):
+        values = logits[ids]
+        ids = ids[values.argpartition(len(ids) - k)[len(ids) - k :]]
         ids.sort()
-    return ids[(-logits[ids]).argsort(kind="stable")]
-
-
-def _near_the_top(logits: Floats, k: int) -> NDArray[np.int64]:
-    """Some ids, few if possible, with the `k` largest among them.
-
-    Comparing with a bound is several times cheaper than a partition of the whole vocabulary.
-    """
-    peak = logits.max()
-    for margin in _MARGINS:
-        ids: NDArray[np.int64] = (logits >= peak - margin).nonzero()[0]
-        if len(ids) >= k:
-            return ids
-    return np.arange(len(logits))
-
-
-def _top(values: Floats, k: int) -> NDArray[np.int64]:
-    if k >= len(values):
-        return np.arange(len(values))
-    return values.argpartition(len(values) - k)[len(values) - k :]
-
-
-def _sum_exp(logits: Floats, peak: float) -> float:
-    return float(np.exp(logits - np.float32(peak)).sum(dtype=np.float64))
+    order = (-logits[ids]).argsort(kind="stable")
+    return ids[order]

@@ -60,8 +60,9 @@ class Draft(NamedTuple):
     """Guessed tokens of one sequence.
 
     `laws[k]` is the distribution that `tokens[k]` was drawn from, or None when the token was
-    certain (a point mass). `confidence[k]` is the largest probability of the drafter's unfiltered
-    distribution at position k. `source` names the drafter ("mtp", "ngram", ...).
+    certain (a point mass). `confidence[k]` measures how sure the drafter's unfiltered distribution
+    is at position k: its largest probability, from 0 to 1. `source` names the drafter ("mtp",
+    "ngram", ...).
     """
 
     tokens: Sequence[int]
@@ -147,12 +148,14 @@ class Limit(NamedTuple):
 class Chain(Protocol):
     """A sequence's sampling chain (`sampling.Chain`): logits to distributions, and draws from them.
 
-    `law(logits)` maps float32 [n_vocab] to a distribution; `draw(law)` draws from one.
+    `law(logits)` maps float32 [n_vocab] to a distribution, `look` gives the confidence with it;
+    `draw(law)` draws from one.
     """
 
     @property
     def is_greedy(self) -> bool: ...
     def law(self, logits: Floats) -> Distribution: ...
+    def look(self, logits: Floats) -> tuple[Distribution, float]: ...
     def draw(self, law: Distribution) -> int: ...
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gguf_mtp.errors import RequestError
-from gguf_mtp.sampling import Chain, confidence, filtered, largest, probability
+from gguf_mtp.sampling import Chain, filtered, probability
 from gguf_mtp.types import Distribution, SamplingParams
 
 
@@ -58,13 +58,15 @@ def test_filters_are_what_llama_cpp_defines(n_vocab: int, params: SamplingParams
             assert prob == pytest.approx(expected[int(token)], rel=1e-5)
 
 
-@pytest.mark.parametrize("n_vocab", [100, 129_280, 129_283])
+@pytest.mark.parametrize("n_vocab", [100, 129_280])
+@pytest.mark.parametrize("spread", [0.5, 3.0, 20.0])
 @pytest.mark.parametrize("k", [1, 40, 1000])
-def test_largest_searches_blocks_and_finds_the_same(n_vocab: int, k: int) -> None:
-    logits = np.random.default_rng(n_vocab + k).standard_normal(n_vocab).astype(np.float32)
-    logits[-1] = 9.0  # in the columns behind the last whole block
+def test_top_k_is_found_wherever_it_lies(n_vocab: int, spread: float, k: int) -> None:
+    """Flat laws have more than k tokens near the top, sharp ones fewer."""
+    rng = np.random.default_rng(n_vocab + k)
+    logits = (spread * rng.standard_normal(n_vocab)).astype(np.float32)
     expected = np.lexsort((np.arange(n_vocab), -logits))[:k]
-    assert largest(logits, k).tolist() == expected.tolist()
+    assert filtered(logits, SamplingParams(1.0, k, 1.0, 0.0)).ids.tolist() == expected.tolist()
 
 
 def test_greedy_is_the_first_of_equal_maxima() -> None:
@@ -89,9 +91,17 @@ def test_the_same_seed_draws_the_same() -> None:
     assert [one.draw(law) for _ in range(20)] != [two.draw(law) for _ in range(20)]
 
 
-def test_confidence_is_the_largest_softmax() -> None:
-    logits = np.array([0.0, 2.0, -1.0], np.float32)
-    assert confidence(logits) == pytest.approx(softmax(logits).max(), rel=1e-6)
+def test_a_look_is_the_law_and_the_largest_softmax_near_the_top() -> None:
+    for spread in (0.5, 3.0):
+        logits = (spread * np.random.default_rng(1).standard_normal(5000)).astype(np.float32)
+        for params in (SamplingParams(temperature=0), SamplingParams(), SamplingParams(top_k=0)):
+            chain = Chain(params)
+            law, sure = chain.look(logits)
+            expected = chain.law(logits)
+            assert law.ids.tolist() == expected.ids.tolist()
+            assert law.probs.tolist() == expected.probs.tolist()
+            near = logits[logits >= logits.max() - 8]
+            assert sure == pytest.approx(softmax(near).max(), rel=1e-5)
 
 
 def test_probability_of_a_filtered_token_is_zero() -> None:

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gguf_mtp.sampling import confidence
 from gguf_mtp.types import Ask, Decoder, Distribution, Draft, Floats, Limit, Output, Rows
 
 FLUSH = 256
@@ -222,11 +221,10 @@ class _Run:
 
     def take(self, logits: Floats) -> None:
         """Adds the next token, unless the block is not confident enough to go on."""
-        sure = confidence(logits)
+        law, sure = self.ask.chain.look(logits)
         if sure < _bound(self.ask.limit, len(self.tokens)):
             self.stopped = True
             return
-        law = self.ask.chain.law(logits)
         self.tokens.append(self.ask.chain.draw(law))
         self.laws.append(None if len(law.ids) == 1 else law)
         self.confidence.append(sure)
