@@ -113,7 +113,7 @@ def test_what_a_server_refuses_is_one_sentence_and_forgotten(capsys) -> None:
     with serving(engine, served_of(engine, CHATML)) as server:
         converse(RemoteSession(server.url, None, None, {}), screen, None, 1 << 30)
     error = capsys.readouterr().err
-    assert error.startswith("error: the prompt has")
+    assert error.startswith("error: This model's maximum context length is 100")
     assert error.count("\n") == 1
     assert screen.said.startswith("fine\n")
 

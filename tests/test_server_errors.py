@@ -121,8 +121,8 @@ def test_neutral_values_of_what_is_not_built_are_taken() -> None:
 
 def test_an_over_long_prompt_names_both_counts(server: Server) -> None:
     error = error_of(server.chat(messages=[{"role": "user", "content": "x" * 100}]), 400)
-    assert "prompt has 151 tokens" in error["message"]
-    assert "context holds 100" in error["message"]
+    assert "maximum context length is 100 tokens" in error["message"]
+    assert "the prompt has 151;" in error["message"]
     assert error["code"] == "context_length_exceeded"
     stream = server.chat(messages=[{"role": "user", "content": "x" * 100}], stream=True)
     assert error_of(stream, 400) == error  # a status, not an event

@@ -52,7 +52,12 @@ class Problem(NamedTuple):
 def problem_of(error: Exception) -> Problem:
     """What is told to a client of `error`; what is not meant for clients is logged."""
     if isinstance(error, ContextFull):
-        return Problem(400, str(error), code="context_length_exceeded")
+        # OpenAI's own words: clients know an over-long prompt by them.
+        message = (
+            f"This model's maximum context length is {error.n_ctx} tokens, but the prompt has "
+            f"{error.n_prompt}; shorten it, or give the server more context (--ctx)"
+        )
+        return Problem(400, message, code="context_length_exceeded")
     if isinstance(error, RequestError):
         return Problem(400, str(error))
     if isinstance(error, Unavailable):
