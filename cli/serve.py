@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import errno
 import ipaddress
@@ -69,6 +68,8 @@ class ServerArgs:
 @spread
 def serve(model_args: ModelArgs, sampling_args: SamplingArgs, server_args: ServerArgs) -> None:
     """Serve a model to any OpenAI client, several at once."""
+    import asyncio
+
     from ..server.app import ServerOptions, create_app
     from ..server.guard import Access
     from ..server.worker import Worker
@@ -168,6 +169,8 @@ async def _run(
     server: uvicorn.Server, listener: socket.socket, worker: Worker, grace: float
 ) -> None:
     """Serves until a signal; then answers may end within `grace` seconds, and the rest are told."""
+    import asyncio
+
     serving = asyncio.ensure_future(server.serve([listener]))
     while not server.should_exit and not serving.done():
         await asyncio.sleep(0.1)

@@ -1,0 +1,103 @@
+"""Whatever a client sends, the server answers in OpenAI's shape and goes on."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.chat_formats import V31
+from tests.scripted import Answer, ScriptedEngine
+from tests.serving import Server, served_of, serving
+
+JSON_TYPE = {"Content-Type": "application/json"}
+FIELDS = re.findall(
+    r"\w+",
+    "messages prompt max_tokens max_completion_tokens temperature top_p top_k min_p n stop seed "
+    "stream stream_options tools tool_choice parallel_tool_calls chat_template_kwargs draft "
+    "draft_max return_token_ids presence_penalty logit_bias logprobs top_logprobs response_format "
+    "model content tokens add_special unknown",
+)
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers(-5, 300)
+    | st.sampled_from([10**30, -(10**30), 1e308, "", "auto", "none", "required", "\x00", "\ud800"])
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=5)
+)
+ROLES = st.sampled_from(["system", "developer", "user", "assistant", "tool", "x"])
+PARTS = st.fixed_dictionaries(
+    {"type": st.sampled_from(["text", "image_url"])}, optional={"text": LEAVES}
+)
+CALLS = st.fixed_dictionaries(
+    {"function": st.fixed_dictionaries({"name": LEAVES}, optional={"arguments": LEAVES})},
+    optional={"id": LEAVES, "type": st.just("function")},
+)
+MESSAGES = st.lists(
+    st.fixed_dictionaries(
+        {"role": ROLES},
+        optional={
+            "content": LEAVES | st.lists(PARTS, max_size=2),
+            "tool_calls": LEAVES | st.lists(CALLS, max_size=2),
+            "tool_call_id": LEAVES,
+            "name": LEAVES,
+        },
+    ),
+    max_size=3,
+)
+JSON = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["type", "function", "name", "role", "a"]), inner, max_size=3
+        )
+    ),
+    max_leaves=6,
+)
+BODIES = st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=4)
+CHATS = st.tuples(BODIES, MESSAGES | JSON).map(lambda pair: pair[0] | {"messages": pair[1]})
+SETTINGS = settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    engine = ScriptedEngine(lambda *_: Answer("fine"), n_seq=4)
+    with serving(engine, served_of(engine, V31)) as running:
+        yield running
+        assert running.client.get("/health").json() == {"status": "ok", "unfinished": 0}
+
+
+def check(server: Server, path: str, body: object) -> None:
+    content = json.dumps(body)  # a lone surrogate is an escape, as from other languages' clients
+    response = server.client.post(path, content=content, headers=JSON_TYPE)
+    if response.status_code == 200:
+        assert response.content
+    else:
+        assert response.status_code in (400, 413), (response.status_code, response.text)
+        error = response.json()["error"]
+        assert error["type"] == "invalid_request_error"
+        assert error["message"]
+
+
+@SETTINGS
+@given(body=CHATS)
+def test_chat(server: Server, body: dict) -> None:
+    check(server, "/v1/chat/completions", body)
+
+
+@SETTINGS
+@given(path=st.sampled_from(["/v1/completions", "/tokenize", "/detokenize"]), body=BODIES | JSON)
+def test_the_other_endpoints(server: Server, path: str, body: object) -> None:
+    check(server, path, body)
