@@ -15,6 +15,7 @@ import typer
 from .bench import bench
 from .chat import chat
 from .convert import convert
+from .graft import extract, graft
 from .inspect import inspect
 from .run import run
 from .serve import serve
@@ -27,7 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (chat, run, serve, convert, inspect, bench):
+for command in (chat, run, serve, convert, graft, extract, inspect, bench):
     app.command()(command)
 
 

@@ -26,13 +26,13 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show what a model holds, and whether its MTP block can draft."""
-    from ..metadata import read, summary
+    from ..metadata import read_any, summary
 
     if model is None:
         from ..demo import demo_model
 
         model = demo_model()
-    found = summary(read(model))
+    found = summary(read_any(model))
     if as_json:
         typer.echo(json.dumps(found, ensure_ascii=False, indent=2))
     else:

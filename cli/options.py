@@ -51,6 +51,16 @@ class ModelArgs:
         DraftMode,
         typer.Option("--draft", help="auto: draft if the file can; mtp: demand it; off: never."),
     ] = DraftMode.auto
+    draft_model: Annotated[
+        Path | None,
+        typer.Option(
+            "--draft-model",
+            "--model-draft",
+            metavar="FILE",
+            help="A file with the model's MTP block; an mtp-*.gguf beside it is found.",
+            show_default=False,
+        ),
+    ] = None
     draft_max: Annotated[
         int,
         typer.Option(
@@ -99,6 +109,7 @@ class ModelArgs:
             n_threads=self.threads,
             n_gpu_layers=self.n_gpu_layers,
             draft=self.draft.value,
+            draft_model=self.draft_model,
             draft_min=self.draft_min,
             draft_max=self.draft_max,
             draft_p_min=self.draft_p_min,

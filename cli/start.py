@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from ..llama import accelerators
@@ -16,7 +17,10 @@ def open_session(args: ModelArgs, options: LoadOptions | None = None) -> Session
     Raises `GgufMtpError`.
     """
     options = options or args.load_options()  # before anything is converted or loaded
-    return load(args.model or demo_path("f32" if args.strict else "q8_0"), options)
+    session = load(args.model or demo_path("f32" if args.strict else "q8_0"), options)
+    if session.side is not None and options.draft_model is None:
+        print(f"drafting with {session.side.path}, found beside the model", file=sys.stderr)
+    return session
 
 
 def demo_path(kind: str = "q8_0") -> Path:
@@ -31,8 +35,9 @@ def demo_path(kind: str = "q8_0") -> Path:
 def describe(session: Session) -> str:
     """The start-up line: what was loaded, and what drafts."""
     facts, engine = session.facts, session.engine
+    block = f"the MTP block in {Path(session.side.path).name}" if session.side else "its MTP block"
     drafting = (
-        f"drafting with its MTP block, up to {engine.depth.n_max} tokens a round"
+        f"drafting with {block}, up to {engine.depth.n_max} tokens a round"
         if engine.is_drafting
         else "not drafting"
     )
@@ -45,7 +50,8 @@ def describe(session: Session) -> str:
 def placement(session: Session, n_gpu_layers: int) -> str:
     """Where the layers lie, the MTP block and the output counted as layers, as llama.cpp does."""
     facts = session.facts
-    n_layers = facts.n_layer + (facts.n_mtp if session.engine.is_drafting else 0) + 1
+    n_mtp = session.side.n_mtp if session.side else facts.n_mtp
+    n_layers = facts.n_layer + (n_mtp if session.engine.is_drafting else 0) + 1
     devices = accelerators()
     n_offloaded = n_layers if n_gpu_layers < 0 else min(n_gpu_layers, n_layers)
     if not devices or n_offloaded == 0:

@@ -21,11 +21,12 @@ from typing import Any, NamedTuple
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from ..errors import ConversionError
-from . import CONVERTER_VERSION, deepseek, recipes, shards
+from . import CONVERTER_VERSION, deepseek, recipes
 from .checkpoint import Checkpoint
 from .gguf_file import TypedTensor, header, offsets, pad, size, split_keys
 from .imatrix import Imatrix
 from .plan import Adapted, Value
+from .shards import OutFile, cut, paths
 from .tokenizer import vocabulary
 
 _QUANTIZATION_VERSION = 2  # ggml's GGML_QNT_VERSION
@@ -115,10 +116,10 @@ class Job:
         """Bytes of all files together."""
         return sum(shard.ends[-1] for shard in self.shards)
 
-    def files(self, out: Path) -> list[shards.OutFile]:
+    def files(self, out: Path) -> list[OutFile]:
         """`out`, or the shards it becomes."""
-        names = shards.paths(out, len(self.shards))
-        return [shards.OutFile(*f) for f in zip(names, (s.ends for s in self.shards), strict=True)]
+        names = paths(out, len(self.shards))
+        return [OutFile(*f) for f in zip(names, (s.ends for s in self.shards), strict=True)]
 
 
 @contextmanager
@@ -177,7 +178,7 @@ def _place(
     sizes = size(adapted.tensors, types)
     return [
         list(map(TypedTensor, adapted.tensors[s], types[s], sizes[s], offsets(sizes[s])))
-        for s in shards.cut(sizes, most)
+        for s in cut(sizes, most)
     ]
 
 

@@ -72,9 +72,6 @@ def _is_lite(hparams: Hparams) -> bool:
 def why_not_run(header: Header, hparams: Hparams) -> str | None:
     """What would abort the process in a plain run, or None."""
     s = _sizes(hparams)
-    names = {tensor.name for tensor in header.tensors}
-    if "blk.0.attn_norm.weight" not in names:
-        return "it holds an MTP block without the model around it"
     if s.n_head == 0:
         return "it has no attention heads"
     if s.n_rot % 2 or not 0 < s.n_rot < s.head_k:

@@ -22,7 +22,7 @@ from gguf_mtp.errors import LoadFailed
 from gguf_mtp.ggml_types import TENSOR_TYPES
 from gguf_mtp.types import TensorInfo
 
-__all__ = ["Header", "read_header", "shard_paths"]
+__all__ = ["Header", "raw_metadata", "read_header", "shard_paths"]
 
 # GGUF value type number -> struct format; 8 is a string, 9 an array.
 SCALARS: Mapping[int, str] = dict(enumerate("BbHhIif?", start=0)) | {10: "Q", 11: "q", 12: "d"}
@@ -87,6 +87,29 @@ def read_header(path: str | os.PathLike[str]) -> Header:
             )
     _refuse_twins(tensors, str(path))
     return Header(first.kv, tuple(tensors))
+
+
+def raw_metadata(path: str | os.PathLike[str]) -> dict[str, bytes]:
+    """Each metadata value as the file holds it, type and all; of a split model, the first shard's.
+
+    Raises `LoadFailed` as `read_header` does.
+    """
+    path = Path(path)
+    spans: dict[str, slice] = {}
+    try:
+        with path.open("rb", buffering=1 << 20) as file:
+            cursor = Cursor(file, path)
+            _check_magic(cursor)
+            _, n_kv = cursor.number("<Q"), cursor.number("<Q")
+            for _ in range(n_kv):
+                key, begin = cursor.text(), cursor.tell()
+                _value(cursor, cursor.number("<I"), key)
+                spans[key] = slice(begin, cursor.tell())
+            file.seek(0)
+            raw = file.read(cursor.tell())
+    except OSError as error:
+        raise LoadFailed(f"cannot read {path}: {error.strerror}") from error
+    return {key: raw[span] for key, span in spans.items()}
 
 
 def shard_paths(path: str | os.PathLike[str], n_shards: int) -> list[Path]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from gguf_mtp import metadata, remembered
+from gguf_mtp import metadata, remembered, sidefile
 from gguf_mtp.depth import AutoDepth, DepthOptions, depth_for
 from gguf_mtp.drafters.mtp import FLUSH, MtpDrafter
 from gguf_mtp.engine import Engine
@@ -43,6 +43,9 @@ IDLE_SHARE = 0.02
 class LoadOptions:
     """How to run a model. `n_ctx` 0: the model's, at most 8,192; it counts one sequence's tokens.
 
+    `draft_model`: the file whose MTP block drafts, instead of the model's own; without it, a model
+    that has none takes the `mtp-*.gguf` beside it that belongs to it.
+
     `draft`: "auto" drafts when the file can, "mtp" demands it, "off" never does: then neither the
     MTP block is loaded nor a context made for it. `draft_min` and `draft_max` bound a draft's
     length. `n_threads` 0: one per physical core. `strict` makes texts independent of the draft
@@ -60,6 +63,7 @@ class LoadOptions:
     draft_p_min: float = 0.0
     memory: Path | None = None
     strict: bool = False
+    draft_model: Path | None = None
 
     def __post_init__(self) -> None:
         _at_least(self.n_ctx, 0, "the context size")
@@ -78,15 +82,19 @@ def load(path: str | Path, options: LoadOptions | None = None) -> Session:
     """
     options = options or LoadOptions()
     facts = metadata.read(path)
-    drafts = _will_draft(facts, options)
+    side = _side_file(facts, options)
+    drafts = side is not None or _will_draft(facts, options)
     n_ctx = options.n_ctx or min(facts.context_length, N_CTX)
     _check_memory(facts, options, n_ctx)
     with ExitStack() as stack:
-        model = stack.enter_context(
-            Model(facts.path, ModelOptions(n_gpu_layers=options.n_gpu_layers, load_mtp=drafts))
-        )
+        own_block = drafts and side is None
+        plain = ModelOptions(n_gpu_layers=options.n_gpu_layers)
+        model = stack.enter_context(Model(facts.path, replace(plain, load_mtp=own_block)))
+        block = model if own_block else None
+        if side is not None:
+            block = stack.enter_context(Model(side.path, replace(plain, load_mtp=True)))
         try:
-            target, drafter = _contexts(model, options, n_ctx, drafts)
+            target, drafter = _contexts(model, block, options, n_ctx)
         except LoadFailed as error:
             wanted = n_ctx * options.n_seq * (kv_per_cell(facts, 4 if options.strict else 2) or 0)
             raise LoadFailed(f"{error}; its KV cache wants {wanted / 1e6:,.0f} MB") from error
@@ -95,12 +103,31 @@ def load(path: str | Path, options: LoadOptions | None = None) -> Session:
             n_seq=options.n_seq,
             n_batch=target.options.n_batch,
             end_tokens=model.vocab.end_tokens,
-            fingerprint=_fingerprint(facts, options),
+            fingerprint=_fingerprint(facts, side, options),
             n_idle=_idle_cells(facts, options),
         )
         depth = _depth(options, drafts, limits.fingerprint, stack)
         engine = Engine(target, drafter, depth, limits)
-        return Session(engine, model.vocab, facts, stack.pop_all())
+        return Session(engine, model.vocab, facts, stack.pop_all(), side)
+
+
+def _side_file(facts: ModelFacts, options: LoadOptions) -> ModelFacts | None:
+    """The file whose MTP block drafts for this one, if any; checked before anything is loaded."""
+    if options.draft == "off" or options.draft_max == 0:
+        return None
+    if options.draft_model is not None:
+        side = sidefile.read(options.draft_model)
+        for remark in sidefile.check(facts, side):
+            log.info("%s", remark)
+        return side
+    if facts.can_draft:
+        return None
+    found, refusals = sidefile.find(facts)
+    for refusal in refusals:
+        log.warning("%s", refusal)
+    if found is not None:
+        log.info("drafting with %s, found beside the model", found.path)
+    return found
 
 
 def _will_draft(facts: ModelFacts, options: LoadOptions) -> bool:
@@ -121,11 +148,12 @@ def _will_draft(facts: ModelFacts, options: LoadOptions) -> bool:
 
 
 def _contexts(
-    model: Model, options: LoadOptions, n_ctx: int, drafts: bool
+    model: Model, block: Model | None, options: LoadOptions, n_ctx: int
 ) -> tuple[Context, Drafter | None]:
-    """The target's context, and the drafter over its own; sized so that a round is one pass."""
+    """The target's context, and the drafter over its own, made from the model that holds the MTP
+    block; sized so that a round is one pass."""
     n_seq = options.n_seq
-    n_rows = n_seq * (options.draft_max + 1 if drafts else 1)  # of a round
+    n_rows = n_seq * (options.draft_max + 1 if block else 1)  # of a round
     plain = ContextOptions(
         n_ctx=n_ctx * n_seq,
         n_seq=n_seq,
@@ -134,11 +162,11 @@ def _contexts(
         n_threads=1 if options.strict else options.n_threads or physical_cores(),
         strict=options.strict,
     )
-    target = model.context(replace(plain, hidden=drafts))
-    if not drafts:
+    target = model.context(replace(plain, hidden=block is not None))
+    if block is None:
         return target, None
     n_batch = max(2 * FLUSH, n_rows)
-    mtp = model.context(replace(plain, is_mtp=True, n_batch=n_batch, n_outputs=n_seq))
+    mtp = block.context(replace(plain, is_mtp=True, n_batch=n_batch, n_outputs=n_seq))
     return target, MtpDrafter(mtp, n_seq, n_batch)
 
 
@@ -177,12 +205,13 @@ def _idle_cells(facts: ModelFacts, options: LoadOptions) -> int:
     return int(IDLE_SHARE * weights_per_token(facts) / per_cell)
 
 
-def _fingerprint(facts: ModelFacts, options: LoadOptions) -> str:
-    """Names the weights and the cache's kind, from the header and samples of the data."""
+def _fingerprint(facts: ModelFacts, side: ModelFacts | None, options: LoadOptions) -> str:
+    """Names the weights and the cache's kind, from the headers and samples of the data."""
     digest = hashlib.sha256()
-    for tensor in facts.tensors:
+    tensors = [*facts.tensors, *(side.tensors if side else ())]
+    for tensor in tensors:
         digest.update(repr(tensor[:4]).encode())
-    for file in sorted({tensor.file for tensor in facts.tensors}):
+    for file in sorted({tensor.file for tensor in tensors}):
         with Path(file).open("rb") as stream:
             size = stream.seek(0, os.SEEK_END)
             for part in range(8):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from gguf_mtp.header import Header, read_header
 from gguf_mtp.hparams import Hparams
 from gguf_mtp.types import ModelFacts, TensorInfo
 
-__all__ = ["facts", "read", "summary"]
+__all__ = ["facts", "is_side_file", "read", "read_any", "summary"]
 
 # architecture -> (what would abort a plain run, what keeps its MTP block from drafting)
 Check = Callable[[Header, Hparams], "str | None"]
@@ -27,6 +28,7 @@ ARCHITECTURES: Mapping[str, tuple[Check, Check]] = {
     "deepseek2": (deepseek2.why_not_run, deepseek2.why_not_draft),
 }
 MAX_LAYERS, MAX_EXPERTS = 512, 1024  # llama-hparams.h
+FIRST_TENSOR = "blk.0.attn_norm.weight"
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 
 # Which part of the model a tensor belongs to, by its name inside its layer; first match wins.
@@ -51,8 +53,32 @@ def read(path: str | os.PathLike[str]) -> ModelFacts:
     return facts(read_header(path), os.fspath(path))
 
 
+def read_any(path: str | os.PathLike[str]) -> ModelFacts:
+    """As `read`, but also of a side file: an MTP block without its model."""
+    found = _facts(read_header(path), os.fspath(path))
+    if is_side_file(found) and found.can_draft:
+        why = "an MTP block without its model: use it as --draft-model, or graft it"
+        return replace(found, reason=why)
+    return found
+
+
+def is_side_file(facts: ModelFacts) -> bool:
+    """Whether the file holds an MTP block without the model around it; llama.cpp asks the same."""
+    return facts.n_mtp > 0 and all(t.name != FIRST_TENSOR for t in facts.tensors)
+
+
 def facts(header: Header, path: str) -> ModelFacts:
     """As `read`, of a header read before."""
+    found = _facts(header, path)
+    if is_side_file(found):
+        raise UnsupportedModel(
+            f"{path} cannot be run: it holds an MTP block without the model around it; "
+            "give it as --draft-model beside its model"
+        )
+    return found
+
+
+def _facts(header: Header, path: str) -> ModelFacts:
     arch = header.kv.get("general.architecture")
     if not isinstance(arch, str) or not arch:
         raise LoadFailed(f"{path} does not name its architecture (general.architecture)")

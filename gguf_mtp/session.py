@@ -36,12 +36,20 @@ class Piece(NamedTuple):
 
 
 class Session:
-    """A loaded model, ready to answer. A context manager; closing it frees the model."""
+    """A loaded model, ready to answer. A context manager; closing it frees the model.
+
+    `side` are the facts of the file that drafts when it is not the model's own.
+    """
 
     def __init__(
-        self, engine: Engine, vocab: Vocabulary, facts: ModelFacts, resources: ExitStack
+        self,
+        engine: Engine,
+        vocab: Vocabulary,
+        facts: ModelFacts,
+        resources: ExitStack,
+        side: ModelFacts | None = None,
     ) -> None:
-        self.engine, self.vocab, self.facts = engine, vocab, facts
+        self.engine, self.vocab, self.facts, self.side = engine, vocab, facts, side
         self._resources = resources
 
     def chat_tokens(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
