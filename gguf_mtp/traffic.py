@@ -40,6 +40,7 @@ def kv_per_cell(facts: ModelFacts, bytes_per_value: int = 2) -> int | None:
     value = facts.kv.get(f"{arch}.attention.value_length")
     if f"{arch}.attention.key_length_mla" in facts.kv:
         value = 0
-    if not all(isinstance(n, int) for n in (heads, key, value)):
+    widths = [n for n in (heads, key, value) if isinstance(n, int)]
+    if len(widths) < 3:
         return None
-    return (facts.n_layer + facts.n_mtp) * int(heads) * (int(key) + int(value)) * bytes_per_value
+    return (facts.n_layer + facts.n_mtp) * widths[0] * (widths[1] + widths[2]) * bytes_per_value
