@@ -70,13 +70,20 @@ def serve(model_args: ModelArgs, sampling_args: SamplingArgs, server_args: Serve
     """Serve a model to any OpenAI client, several at once."""
     import asyncio
 
+    from ..loader import physical_cores
     from ..server.app import ServerOptions, create_app
     from ..server.guard import Access
     from ..server.worker import Worker
     from .start import describe, open_session, placement
 
     args = server_args
-    options = dataclasses.replace(model_args.load_options(), n_seq=args.parallel)
+    options = dataclasses.replace(
+        model_args.load_options(),
+        n_seq=args.parallel,
+        # llama.cpp's threads wait for each other all the time: one that shares its core with the
+        # server's own loop holds all of them up.
+        n_threads=model_args.threads or max(physical_cores() - 1, 1),
+    )
     access = Access(args.api_key or None, tuple(args.cors_origin or ()))
     with listen(args.host, args.port) as listener, open_session(model_args, options) as session:
         worker = Worker(session.engine, args.parallel, args.queue)

@@ -253,12 +253,15 @@ def test_a_signal_lets_running_answers_end(number: int) -> None:
 
 @pytest.mark.native
 def test_after_the_grace_answers_are_told_and_the_process_ends() -> None:
-    with process("--draft", "off", "--grace", "0.2", env={"GGUF_MTP_API_KEY": "key"}) as running:
+    with process(
+        "--draft", "off", "--grace", "0.1", "-np", "1", env={"GGUF_MTP_API_KEY": "key"}
+    ) as running:
         base = running.url.removesuffix("/v1")
         with httpx.Client(base_url=base, timeout=30, trust_env=False) as http:
             assert http.get("/v1/models").status_code == 401
             headers = {"Authorization": "Bearer key"}
-            body = {"prompt": "x", "max_tokens": 1500, "stream": True, "n": 16}  # most wait
+            prompts = [f"Once upon a time, {name}" for name in ("Ann", "Bob", "Eve", "Tom")]
+            body = {"prompt": prompts, "max_tokens": 500, "stream": True, "n": 16}  # most wait
             url = "/v1/completions"
             with http.stream("POST", url, json=body, headers=headers) as response:
                 lines = response.iter_lines()
