@@ -45,9 +45,11 @@ _COLS = 2048
 
 
 class Run(NamedTuple):
-    """One conversion: wall seconds, peak memory of its largest process, disk beyond the output."""
+    """One conversion: wall and processor seconds, peak memory of its largest process, disk beyond
+    the output."""
 
     seconds: float
+    cpu_s: float
     rss_bytes: int
     extra_bytes: int
 
@@ -162,12 +164,16 @@ def _convert(source: Path, out: Path, type_: str, n_threads: int) -> list[str]:
 
 def _measure(work: Path, out: Path, commands: Sequence[Sequence[str]]) -> Run:
     """Run the commands one after the other; what they wrote is on the disk when the clock stops."""
+    cpu_s = 0.0
     with Watch(work) as watch:
         start = time.perf_counter()
         for command in commands:
             process = subprocess.Popen(command)
             watch.pid = process.pid
-            if process.wait():
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+            cpu_s += usage.ru_utime + usage.ru_stime
+            if process.returncode:
                 raise SystemExit(f"failed: {' '.join(command)}")
         with out.open("rb") as file:
             os.fsync(file.fileno())
@@ -175,7 +181,7 @@ def _measure(work: Path, out: Path, commands: Sequence[Sequence[str]]) -> Run:
     extra = watch.disk - out.stat().st_size
     for path in work.iterdir():
         path.unlink()
-    return Run(seconds, watch.memory, max(extra, 0))
+    return Run(seconds, cpu_s, watch.memory, max(extra, 0))
 
 
 def _size(folder: Path) -> int:
@@ -203,13 +209,17 @@ def report(type_: str, ways: dict[str, list[Run]], size: int, n: int, kernel: fl
         f"{kernel / 1e6:.0f} M weights/s"
     ]
     for name, runs in ways.items():
-        seconds = statistics.median(r.seconds for r in runs)
-        lines.append(
-            f"  {name:9} {seconds:7.1f} s ({min(r.seconds for r in runs):.1f} to "
-            f"{max(r.seconds for r in runs):.1f}), {size / seconds / 1e6:6.0f} MB/s, "
-            f"{n / seconds / 1e6:6.0f} M weights/s, {max(r.rss_bytes for r in runs) / 1e6:5.0f} MB "
-            f"of memory, {max(r.extra_bytes for r in runs) / 1e9:.2f} GB of extra disk"
+        each = [r.seconds for r in runs]
+        seconds = statistics.median(each)
+        cells = (
+            f"{seconds:.1f} s ({min(each):.1f} to {max(each):.1f})",
+            f"{statistics.median(r.cpu_s for r in runs):.1f} s of processor",
+            f"{size / seconds / 1e6:.0f} MB/s",
+            f"{n / seconds / 1e6:.0f} M weights/s",
+            f"{max(r.rss_bytes for r in runs) / 1e6:.0f} MB of memory",
+            f"{max(r.extra_bytes for r in runs) / 1e9:.2f} GB of extra disk",
         )
+        lines.append(f"  {name}: {', '.join(cells)}")
     return "\n".join(lines)
 
 
