@@ -188,6 +188,20 @@ def test_draft_switches_change_the_speed_and_never_the_text(client: OpenAI) -> N
 
 
 @pytest.mark.native
+def test_what_was_read_for_a_client_that_left_is_not_read_again(client: OpenAI) -> None:
+    messages = [{"role": "user", "content": "Tell me a long story about a fox and a river."}]
+    stream = client.chat.completions.create(
+        model="demo", messages=messages, stream=True, max_tokens=400, temperature=1
+    )
+    with stream:
+        next(iter(stream))  # and away
+    answer = client.chat.completions.create(model="demo", messages=messages, max_tokens=5)
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens_details is not None
+    assert answer.usage.prompt_tokens_details.cached_tokens == answer.usage.prompt_tokens - 1
+
+
+@pytest.mark.native
 def test_choices_share_one_reading_of_the_prompt(client: OpenAI) -> None:
     messages = [{"role": "user", "content": "Name three animals that live in the sea."}]
     answer = client.chat.completions.create(
