@@ -211,6 +211,8 @@ def test_choices_share_one_reading_of_the_prompt(client: OpenAI) -> None:
     assert answer.usage is not None
     timings = (answer.model_extra or {})["timings"]
     n_prompt = answer.usage.prompt_tokens
+    assert answer.usage.prompt_tokens_details is not None
+    assert (answer.usage.prompt_tokens_details.cached_tokens or 0) < n_prompt  # of one prompt
     assert timings["cached_tokens"] >= 2 * (n_prompt - 1)
     assert timings["prefill_tokens"] < n_prompt
 

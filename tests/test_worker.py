@@ -254,7 +254,7 @@ def test_a_receiver_that_breaks_harms_no_other(caplog) -> None:
 
 
 def test_stopping_fails_what_is_unfinished_and_refuses_more() -> None:
-    engine = held(n_seq=1)
+    engine = held(lambda *_: Answer("never", n_prefill=10), n_seq=1)
     prompt = ByteVocab().tokenize("hi", False)
     worker = Worker(engine, 1, 10)
     with pytest.raises(Unavailable, match="stopped"):
