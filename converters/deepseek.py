@@ -1,9 +1,10 @@
 """DeepSeek-V3's names, hyperparameters and reshapes, its MTP block included.
 
-DeepSeek-V3, R1 and V3.1 share it: MLA attention, grouped sigmoid routing, YaRN, and after the trunk
-one block that predicts the token after next. Tensor names and shapes are those of llama.cpp's
-`deepseek2` graph; the MLA split and the meaning of each key were read in its loader. Where that
-loader would fall back in silence (no gating function, no selection bias, no head), this refuses.
+DeepSeek-V3, R1, V3.1 and Kimi-K2 share it, and other families say what they do otherwise: MLA
+attention, grouped sigmoid routing, YaRN, and after the trunk one block that predicts the token
+after next. Tensor names and shapes are those of llama.cpp's `deepseek2` graph; the MLA split was
+read in its loader. Where that loader would fall back in silence (no gating function, no selection
+bias, no head), this refuses.
 
 It knows nothing of types, quantisation or files.
 """
@@ -11,16 +12,15 @@ It knows nothing of types, quantisation or files.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from ..errors import ConversionError
 from .checkpoint import Checkpoint
+from .deepseek_kv import metadata
 from .hparams import Hyperparameters
 from .plan import Adapted, Ledger, OutputTensor, Piece, Value, Weight
-
-ARCHITECTURES = ("DeepseekV3ForCausalLM",)
 
 _COMPARED_AT_ONCE = 1 << 22
 _EXPERT = "mlp.experts.{}.{}_proj.weight"
@@ -48,15 +48,50 @@ def needs(config: Mapping[str, Any], mtp: Mtp, name: str) -> bool:
     return match is not None and isinstance(n_layer, int) and int(match[1]) >= n_layer
 
 
-def adapt(checkpoint: Checkpoint, choices: Choices) -> Adapted:
+class Extra(NamedTuple):
+    """A tensor that a family adds to every layer: GGUF name and source name inside the layer."""
+
+    name: str
+    source: str
+    shape: tuple[int, ...]
+
+
+def _no_extras(_: Mapping[str, Any]) -> Sequence[Extra]:
+    return ()
+
+
+def _no_metadata(_: Mapping[str, Any]) -> Mapping[str, Value]:
+    return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What one family does otherwise than DeepSeek-V3.
+
+    `architecture` is llama.cpp's name; `defaults` are keys that the family's config.json leaves
+    unsaid; `extras` and `metadata` are made from config.json.
+    """
+
+    architecture: str = "deepseek2"
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    extras: Callable[[Mapping[str, Any]], Sequence[Extra]] = _no_extras
+    metadata: Callable[[Mapping[str, Any]], Mapping[str, Value]] = _no_metadata
+
+
+V3 = Family()
+
+
+def adapt(checkpoint: Checkpoint, choices: Choices, family: Family = V3) -> Adapted:
     """Which GGUF tensors and metadata the checkpoint makes.
 
     Raises `ConversionError` for a configuration this architecture does not have, and for a tensor
     that is missing, misshapen or unknown. Reads no weights but the MTP block's copies of embedding
     and head, to compare them.
     """
-    h = Hyperparameters.read(checkpoint.config)
-    builder = _Builder(checkpoint, h, Ledger(checkpoint.tensors, h.fp8_block))
+    config = {**family.defaults, **checkpoint.config}
+    h = Hyperparameters.read(config)
+    ledger = Ledger(checkpoint.tensors, h.fp8_block)
+    builder = _Builder(checkpoint, h, ledger, family.extras(config))
     builder.root()
     if choices.mtp == "only":
         builder.leave_out(range(h.n_layer), "the trunk is left out (--mtp only)")
@@ -66,8 +101,11 @@ def adapt(checkpoint: Checkpoint, choices: Choices) -> Adapted:
     has_mtp = builder.mtp(choices)
     written, merged = builder.ledger.settle()
     return Adapted(
-        architecture="deepseek2",
-        kv=_metadata(h, has_mtp),
+        architecture=family.architecture,
+        kv={
+            f"{family.architecture}.{key}": value
+            for key, value in (metadata(h, has_mtp) | dict(family.metadata(config))).items()
+        },
         tensors=tuple(builder.outputs),
         mtp_block=h.n_layer if has_mtp else None,
         n_written=written,
@@ -82,6 +120,7 @@ class _Builder:
     checkpoint: Checkpoint
     h: Hyperparameters
     ledger: Ledger
+    extras: Sequence[Extra]
     outputs: list[OutputTensor] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -102,6 +141,8 @@ class _Builder:
     def layer(self, i: int) -> None:
         for name, source, shape in self._attention():
             self.plain(f"blk.{i}.{name}.weight", f"model.layers.{i}.{source}.weight", shape)
+        for extra in self.extras:
+            self.plain(f"blk.{i}.{extra.name}", f"model.layers.{i}.{extra.source}", extra.shape)
         self._split_kv_b(i)
         if i < self.h.n_dense:
             self._feed_forward(i, "", "mlp", self.h.n_ff)
@@ -114,9 +155,13 @@ class _Builder:
     def _attention(self) -> Iterator[tuple[str, str, tuple[int, ...]]]:
         h, d = self.h, self.h.n_embd
         yield "attn_norm", "input_layernorm", (d,)
-        yield "attn_q_a", "self_attn.q_a_proj", (h.q_rank, d)
-        yield "attn_q_a_norm", "self_attn.q_a_layernorm", (h.q_rank,)
-        yield "attn_q_b", "self_attn.q_b_proj", (h.n_head * (h.d_nope + h.d_rope), h.q_rank)
+        n_query = h.n_head * (h.d_nope + h.d_rope)
+        if h.q_rank:
+            yield "attn_q_a", "self_attn.q_a_proj", (h.q_rank, d)
+            yield "attn_q_a_norm", "self_attn.q_a_layernorm", (h.q_rank,)
+            yield "attn_q_b", "self_attn.q_b_proj", (n_query, h.q_rank)
+        else:
+            yield "attn_q", "self_attn.q_proj", (n_query, d)
         yield "attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa", (h.kv_rank + h.d_rope, d)
         yield "attn_kv_a_norm", "self_attn.kv_a_layernorm", (h.kv_rank,)
         yield "attn_output", "self_attn.o_proj", (d, h.n_head * h.d_v)
@@ -147,8 +192,9 @@ class _Builder:
     def _experts(self, i: int) -> None:
         h, d, layer = self.h, self.h.n_embd, f"model.layers.{i}."
         self.plain(f"blk.{i}.ffn_gate_inp.weight", f"{layer}mlp.gate.weight", (h.n_expert, d))
-        bias = f"{layer}mlp.gate.e_score_correction_bias"
-        self.plain(f"blk.{i}.exp_probs_b.bias", bias, (h.n_expert,))
+        if h.has_bias:
+            bias = f"{layer}mlp.gate.e_score_correction_bias"
+            self.plain(f"blk.{i}.exp_probs_b.bias", bias, (h.n_expert,))
         n_ff = h.n_ff_expert
         for name, shape in (("gate", (n_ff, d)), ("up", (n_ff, d)), ("down", (d, n_ff))):
             pieces = tuple(
@@ -175,12 +221,20 @@ class _Builder:
                     f"config.json promises {h.n_mtp} MTP block, but the checkpoint has no "
                     f"model.layers.{i}.*; --mtp drop converts the trunk alone"
                 )
-            self.notes.append("no MTP block: the file will not draft by itself")
+            self.notes.append(
+                "no MTP block: the file will not draft by itself"
+                + ("" if h.q_rank else ", nor with another's: q_lora_rank is null")
+            )
             return False
         if extra != [i] or h.n_mtp > 1:
             raise ConversionError(
                 f"{max(len(extra), h.n_mtp)} MTP blocks (layers {extra[0]} to {extra[-1]}), "
                 "but the run time runs one for this architecture"
+            )
+        if not h.q_rank:
+            raise ConversionError(
+                f"layer {i} is an MTP block, but q_lora_rank is null and the run time drafts with "
+                "a low-rank query only; --mtp drop converts the trunk alone"
             )
         if not h.n_mtp:
             self.notes.append(f"config.json names no MTP block, but layer {i} is one: converted")
@@ -248,47 +302,3 @@ def _blocks_after(checkpoint: Checkpoint, n_layer: int) -> list[int]:
         if (match := re.match(r"model\.layers\.(\d+)\.", name))
     }
     return sorted(n for n in numbers if n >= n_layer)
-
-
-def _metadata(h: Hyperparameters, has_mtp: bool) -> dict[str, Value]:
-    kv: dict[str, Value] = {
-        "block_count": h.n_layer + has_mtp,
-        "context_length": h.n_ctx,
-        "embedding_length": h.n_embd,
-        "feed_forward_length": h.n_ff,
-        "vocab_size": h.n_vocab,
-        "leading_dense_block_count": h.n_dense,
-        "attention.head_count": h.n_head,
-        "attention.head_count_kv": 1,  # all heads share one compressed key and value
-        "attention.layer_norm_rms_epsilon": h.rms_eps,
-        "attention.q_lora_rank": h.q_rank,
-        "attention.kv_lora_rank": h.kv_rank,
-        "attention.key_length": h.kv_rank + h.d_rope,
-        "attention.value_length": h.kv_rank,
-        "attention.key_length_mla": h.d_nope + h.d_rope,
-        "attention.value_length_mla": h.d_v,
-        "rope.dimension_count": h.d_rope,
-        "rope.freq_base": h.rope_base,
-        "expert_feed_forward_length": h.n_ff_expert,
-        "expert_count": h.n_expert,
-        "expert_used_count": h.n_expert_used,
-        "expert_shared_count": h.n_shared,
-        "expert_weights_scale": h.routed_scale,
-        "expert_weights_norm": h.normalise,
-        "expert_gating_func": h.gating,
-        "expert_group_count": h.n_group,
-        "expert_group_used_count": h.n_group_used,
-    }
-    if h.yarn:
-        kv |= {
-            "rope.scaling.type": "yarn",
-            "rope.scaling.factor": h.yarn.factor,
-            "rope.scaling.original_context_length": h.yarn.n_ctx,
-            "rope.scaling.yarn_beta_fast": h.yarn.beta_fast,
-            "rope.scaling.yarn_beta_slow": h.yarn.beta_slow,
-            # For this architecture the loader divides by 0.1 again.
-            "rope.scaling.yarn_log_multiplier": 0.1 * h.yarn.mscale,
-        }
-    if has_mtp:
-        kv["nextn_predict_layers"] = 1
-    return {f"deepseek2.{key}": value for key, value in kv.items()}

@@ -1,4 +1,4 @@
-"""config.json of the DeepSeek-V3 family -> `Hyperparameters`, or one sentence about what is wrong.
+"""config.json of DeepSeek-V3 and its relatives -> `Hyperparameters`, or one sentence why not.
 
 A value the run time would treat otherwise than the configuration asks is an error here: nothing is
 guessed. It knows nothing of tensors.
@@ -14,7 +14,7 @@ from ..errors import ConversionError
 
 _GATING = {"softmax": 1, "sigmoid": 2}  # llama.cpp's llama_expert_gating_func_type
 # Trunk depths that llama.cpp's deepseek2 loader takes for models without a compressed query.
-_LITE_DEPTHS = (26, 27)
+LITE_DEPTHS = (26, 27)
 _MAX_LAYERS, _MAX_EXPERTS = 512, 1024  # llama.cpp's, which aborts beyond them
 
 
@@ -30,7 +30,8 @@ class Yarn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Hyperparameters:
-    """Counts are `n_*`, widths of one head `d_*`. `fp8_block` is None when nothing is FP8."""
+    """Counts are `n_*`, widths of one head `d_*`. `q_rank` 0 is a query of full rank. `fp8_block`
+    is None when nothing is FP8."""
 
     n_layer: int
     n_dense: int
@@ -51,6 +52,7 @@ class Hyperparameters:
     n_ff_expert: int
     n_group: int
     n_group_used: int
+    has_bias: bool
     gating: int
     normalise: bool
     routed_scale: float
@@ -67,25 +69,26 @@ class Hyperparameters:
         n_group, n_group_used = _groups(config)
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
         h = cls(
-            n_layer=_count(config, "num_hidden_layers"),
-            n_dense=_count(config, "first_k_dense_replace", minimum=0),
-            n_mtp=_count(config, "num_nextn_predict_layers", minimum=0, default=0),
-            n_vocab=_count(config, "vocab_size"),
-            n_ctx=_count(config, "max_position_embeddings"),
-            n_embd=_count(config, "hidden_size"),
-            n_ff=_count(config, "intermediate_size"),
-            n_head=_count(config, "num_attention_heads"),
-            q_rank=_count(config, "q_lora_rank"),
-            kv_rank=_count(config, "kv_lora_rank"),
-            d_nope=_count(config, "qk_nope_head_dim"),
-            d_rope=_count(config, "qk_rope_head_dim"),
-            d_v=_count(config, "v_head_dim"),
-            n_expert=_count(config, "n_routed_experts"),
-            n_expert_used=_count(config, "num_experts_per_tok"),
-            n_shared=_count(config, "n_shared_experts"),
-            n_ff_expert=_count(config, "moe_intermediate_size"),
+            n_layer=count(config, "num_hidden_layers"),
+            n_dense=count(config, "first_k_dense_replace", minimum=0),
+            n_mtp=count(config, "num_nextn_predict_layers", minimum=0, default=0),
+            n_vocab=count(config, "vocab_size"),
+            n_ctx=count(config, "max_position_embeddings"),
+            n_embd=count(config, "hidden_size"),
+            n_ff=count(config, "intermediate_size"),
+            n_head=count(config, "num_attention_heads"),
+            q_rank=0 if config.get("q_lora_rank", 0) is None else count(config, "q_lora_rank"),
+            kv_rank=count(config, "kv_lora_rank"),
+            d_nope=count(config, "qk_nope_head_dim"),
+            d_rope=count(config, "qk_rope_head_dim"),
+            d_v=count(config, "v_head_dim"),
+            n_expert=count(config, "n_routed_experts"),
+            n_expert_used=count(config, "num_experts_per_tok"),
+            n_shared=count(config, "n_shared_experts"),
+            n_ff_expert=count(config, "moe_intermediate_size"),
             n_group=n_group,
             n_group_used=n_group_used,
+            has_bias=config.get("topk_method", "noaux_tc") == "noaux_tc",
             gating=_gating(config),
             normalise=bool(config.get("norm_topk_prob")),
             routed_scale=_number(config, "routed_scaling_factor"),
@@ -99,7 +102,8 @@ class Hyperparameters:
         return h
 
     def _check(self) -> None:
-        if self.n_layer in _LITE_DEPTHS or (self.n_layer == 48 and self.n_vocab == 128256):
+        is_lite = self.n_layer in LITE_DEPTHS or (self.n_layer == 48 and self.n_vocab == 128256)
+        if self.q_rank and is_lite:
             raise ConversionError(
                 f"num_hidden_layers is {self.n_layer}, a depth that the run time takes for a model "
                 "without q_lora_rank"
@@ -130,26 +134,30 @@ def _refuse_unknown(config: Mapping[str, Any]) -> None:
     for key, allowed in (
         ("hidden_act", ("silu",)),
         ("moe_layer_freq", (1,)),
-        ("topk_method", ("noaux_tc",)),
+        ("topk_method", ("noaux_tc", "greedy")),
     ):
         if config.get(key, allowed[0]) not in allowed:
             raise ConversionError(
-                f"config.json: {key} is {config[key]!r}, but only {allowed[0]!r} is known"
+                f"config.json: {key} is {config[key]!r}, but only "
+                f"{' and '.join(map(repr, allowed))} {'are' if len(allowed) > 1 else 'is'} known"
             )
+    if config.get("topk_method") == "greedy" and config.get("n_group") != 1:
+        raise ConversionError(
+            f"config.json: topk_method is 'greedy' with n_group {config.get('n_group')!r}; "
+            "the run time would choose among groups"
+        )
 
 
 def _groups(config: Mapping[str, Any]) -> tuple[int, int]:
     """Groups of experts, and how many of them a token may use."""
-    n, n_used = _count(config, "n_group"), _count(config, "topk_group")
+    n, n_used = count(config, "n_group"), count(config, "topk_group")
     if n_used > n:
         raise ConversionError(f"config.json: topk_group is {n_used} of {n} groups")
     # To use all groups is to have none, and llama.cpp aborts on a header that says the former.
     return (1, 1) if n_used == n else (n, n_used)
 
 
-def _count(
-    config: Mapping[str, Any], key: str, minimum: int = 1, default: int | None = None
-) -> int:
+def count(config: Mapping[str, Any], key: str, minimum: int = 1, default: int | None = None) -> int:
     value = config.get(key, default)
     if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
         raise ConversionError(
@@ -189,7 +197,7 @@ def _yarn(rope: Mapping[str, Any]) -> Yarn | None:
         )
     return Yarn(
         _number(rope, "factor"),
-        _count(rope, "original_max_position_embeddings"),
+        count(rope, "original_max_position_embeddings"),
         _number(rope, "beta_fast"),
         _number(rope, "beta_slow"),
         float(all_dim),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +23,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from ..errors import ConversionError
 from . import CONVERTER_VERSION, deepseek, recipes
 from .checkpoint import Checkpoint
+from .families import adapt
 from .gguf_file import TypedTensor, header, offsets, pad, size, split_keys
 from .imatrix import Imatrix
 from .plan import Adapted, Value
@@ -30,9 +31,6 @@ from .shards import OutFile, cut, paths
 from .tokenizer import vocabulary
 
 _QUANTIZATION_VERSION = 2  # ggml's GGML_QNT_VERSION
-
-_Adapt = Callable[[Checkpoint, deepseek.Choices], Adapted]
-_ARCHITECTURES: dict[str, _Adapt] = dict.fromkeys(deepseek.ARCHITECTURES, deepseek.adapt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +135,7 @@ def plan(source: Path, options: ConvertOptions) -> Iterator[Job]:
     )
     needs = partial(_needs, options.mtp)
     with Checkpoint(source, needs) as checkpoint:
-        adapted = _adapt(checkpoint, deepseek.Choices(options.mtp, wish.draft_head is not None))
+        adapted = adapt(checkpoint, deepseek.Choices(options.mtp, wish.draft_head is not None))
         choice = recipes.choose(adapted, wish)
         parts = _place(adapted, choice.types, options.split)
         tensors = [t for part in parts for t in part]
@@ -155,20 +153,6 @@ def plan(source: Path, options: ConvertOptions) -> Iterator[Job]:
 def needs_importance(placed: TypedTensor) -> bool:
     """Whether an importance matrix changes this tensor's bytes."""
     return GGML_QUANT_SIZES[placed.type][0] > 1
-
-
-def _adapt(checkpoint: Checkpoint, choices: deepseek.Choices) -> Adapted:
-    names = checkpoint.config.get("architectures")
-    name = names[0] if isinstance(names, list) and names else None
-    if name not in _ARCHITECTURES:
-        raise ConversionError(
-            f"config.json: the architecture {name!r} is unknown; "
-            f"known are {', '.join(_ARCHITECTURES)}"
-        )
-    try:
-        return _ARCHITECTURES[name](checkpoint, choices)
-    except OSError as error:
-        raise ConversionError(f"cannot read {error.filename}: {error.strerror}") from None
 
 
 def _place(

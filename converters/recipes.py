@@ -149,13 +149,14 @@ def fitting(type_: T, n_per_row: int) -> T:
 
 
 def is_quantisable(tensor: OutputTensor) -> bool:
-    """Norms, router and biases stay F32."""
+    """Norms, routers (of experts and of keys) and biases stay F32."""
     name = tensor.name
     return (
         sum(n > 1 for n in tensor.shape) > 1
         and name.endswith("weight")
         and "_norm.weight" not in name
         and "ffn_gate_inp.weight" not in name
+        and not name.endswith("indexer.proj.weight")
     )
 
 

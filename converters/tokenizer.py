@@ -26,6 +26,10 @@ _PRE = {
         "|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*"
         "|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
     ): "deepseek-v3",
+    (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ): "glm4",
 }
 
 
@@ -52,7 +56,9 @@ def vocabulary(checkpoint: Checkpoint, n_vocab: int) -> dict[str, Value]:
         id_ = _special(checkpoint, config, field, ids)
         if id_ is not None:
             kv[f"tokenizer.ggml.{key}_token_id"] = id_
-    kv["tokenizer.ggml.add_bos_token"] = bool(config.get("add_bos_token", True))
+    kv |= _more_ends(checkpoint, n_vocab)
+    has_bos = "tokenizer.ggml.bos_token_id" in kv
+    kv["tokenizer.ggml.add_bos_token"] = bool(config.get("add_bos_token", has_bos))
     kv["tokenizer.ggml.add_eos_token"] = bool(config.get("add_eos_token", False))
     return kv | _templates(checkpoint, config)
 
@@ -99,6 +105,18 @@ def _merges(tokenizer: dict[str, Any]) -> list[str]:
     return [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
 
 
+def _more_ends(checkpoint: Checkpoint, n_vocab: int) -> dict[str, Value]:
+    """config.json may list several tokens that end an answer; the run time has two more keys."""
+    ids = checkpoint.config.get("eos_token_id")
+    ends = ids[1:] if isinstance(ids, list) else []
+    if len(ends) > 2 or not all(isinstance(id_, int) and 0 <= id_ < n_vocab for id_ in ends):
+        raise ConversionError(
+            f"config.json: eos_token_id is {ids!r}, but must be up to 3 ids below {n_vocab}"
+        )
+    keys = ("tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+    return dict(zip(keys, ends, strict=False))
+
+
 def _special(
     checkpoint: Checkpoint, config: dict[str, Any], field: str, ids: dict[str, int]
 ) -> int | None:
@@ -107,6 +125,7 @@ def _special(
     text = token.get("content") if isinstance(token, dict) else token
     if text is None:
         id_ = checkpoint.config.get(f"{field}_token_id")
+        id_ = id_[0] if isinstance(id_, list) and id_ else id_
         return id_ if isinstance(id_, int) and 0 <= id_ < len(ids) else None
     if text not in ids:
         raise ConversionError(

@@ -66,6 +66,8 @@ def _n_layer(hparams: Hparams) -> int:
 def _is_lite(hparams: Hparams) -> bool:
     """The loader takes these depths for a lite model and ignores q_lora."""
     n_layer = _n_layer(hparams)
+    if hparams.arch != "deepseek2":
+        return False
     return n_layer in (26, 27) or (n_layer == 48 and hparams.n_vocab == 128256)
 
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gguf_mtp import deepseek2
+from gguf_mtp import deepseek2, deepseek32, nextn
 from gguf_mtp.errors import LoadFailed, UnsupportedModel
 from gguf_mtp.header import Header, read_header
 from gguf_mtp.hparams import Hparams
@@ -26,6 +26,8 @@ __all__ = ["facts", "is_side_file", "read", "read_any", "summary"]
 Check = Callable[[Header, Hparams], "str | None"]
 ARCHITECTURES: Mapping[str, tuple[Check, Check]] = {
     "deepseek2": (deepseek2.why_not_run, deepseek2.why_not_draft),
+    "deepseek32": (deepseek32.why_not_run, deepseek32.why_not_draft),
+    **dict.fromkeys(nextn.GRAPHS, (nextn.why_not_run, nextn.why_not_draft)),
 }
 MAX_LAYERS, MAX_EXPERTS = 512, 1024  # llama-hparams.h
 FIRST_TENSOR = "blk.0.attn_norm.weight"
@@ -98,7 +100,8 @@ def _facts(header: Header, path: str) -> ModelFacts:
     if n_mtp == 0:
         obstacle: str | None = "the file has no MTP block"
     elif why_not_draft is None:
-        obstacle = f"drafting with the MTP block of a {arch} model is not supported"
+        why = nextn.OTHERS.get(arch, "llama.cpp has no MTP graph that this release knows for it")
+        obstacle = f"drafting with the MTP block of a {arch} model is not supported: {why}"
     else:
         obstacle = why_not_draft(header, hparams)
     return ModelFacts(

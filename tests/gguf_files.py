@@ -121,10 +121,11 @@ class Model:
     shapes: dict[str, tuple[int, ...]] = field(default_factory=_tensors)
     types: dict[str, int] = field(default_factory=dict)
     tokens: list[str] = field(default_factory=lambda: [*_bytes_as_letters(), *_words(44)])
+    arch: str = "deepseek2"
 
     def write(self, path: Path) -> Path:
-        kv: dict[str, Any] = {"general.architecture": "deepseek2", "general.name": "tiny"}
-        kv |= {f"deepseek2.{name}": item for name, item in self.hyper.items()}
+        kv: dict[str, Any] = {"general.architecture": self.arch, "general.name": "tiny"}
+        kv |= {f"{self.arch}.{name}": item for name, item in self.hyper.items()}
         kv |= {
             "tokenizer.ggml.model": "gpt2",
             "tokenizer.ggml.pre": "deepseek-v3",

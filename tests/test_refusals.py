@@ -83,7 +83,7 @@ BAD: dict[str, tuple[Change, str]] = {
     "no width": (without("hidden_size"), "hidden_size is None, but must be a whole number"),
     "width in words": (config(hidden_size="256"), "hidden_size is '256'"),
     "no heads": (config(num_attention_heads=0), "num_attention_heads is 0"),
-    "no compressed query": (config(q_lora_rank=None), "q_lora_rank is None"),
+    "no compressed query": (config(q_lora_rank=None), "no model.layers.0.self_attn.q_proj.weight"),
     "epsilon": (config(rms_norm_eps=0), "rms_norm_eps is 0, but must be a number above 0"),
     "more experts used than there are": (
         config(num_experts_per_tok=9),

@@ -1,0 +1,33 @@
+"""Which family converts what config.json names in `architectures`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..errors import ConversionError
+from . import deepseek, deepseek_v2, deepseek_v32, glm4_moe_lite
+from .checkpoint import Checkpoint
+from .plan import Adapted
+
+FAMILIES: Mapping[str, deepseek.Family] = {
+    "DeepseekV3ForCausalLM": deepseek.V3,  # V3, R1, V3.1, Kimi-K2
+    "DeepseekV32ForCausalLM": deepseek_v32.FAMILY,
+    "Glm4MoeLiteForCausalLM": glm4_moe_lite.FAMILY,
+    "DeepseekV2ForCausalLM": deepseek_v2.FAMILY,
+}
+
+
+def adapt(checkpoint: Checkpoint, choices: deepseek.Choices) -> Adapted:
+    """As `deepseek.adapt`, for the checkpoint's own family; raises `ConversionError` for others."""
+    names = checkpoint.config.get("architectures")
+    name = names[0] if isinstance(names, list) and names else None
+    family = FAMILIES.get(name) if isinstance(name, str) else None
+    if family is None:
+        raise ConversionError(
+            f"config.json: the architecture {name!r} is unknown; known are {', '.join(FAMILIES)}. "
+            "llama.cpp's convert_hf_to_gguf.py may know it, and its file may run here"
+        )
+    try:
+        return deepseek.adapt(checkpoint, choices, family)
+    except OSError as error:
+        raise ConversionError(f"cannot read {error.filename}: {error.strerror}") from None

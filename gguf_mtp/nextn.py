@@ -1,0 +1,61 @@
+"""MTP blocks of other architectures: what the pinned llama.cpp asserts for each that has a graph.
+
+The drafter itself is the same: it hands on hidden rows and tokens. What differs is the cache: one
+with recurrent layers or a sliding window cannot drop rejected rows, so those do not draft here.
+Source: `src/models/glm4-moe.cpp`, `hy-v3.cpp` and `llama_model::create_memory`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gguf_mtp.header import Header
+from gguf_mtp.hparams import Hparams
+
+__all__ = ["GRAPHS", "why_not_draft", "why_not_run"]
+
+GRAPHS = ("glm4moe", "hy_v3")
+"""Architectures with an MTP graph over a plain attention cache."""
+
+_RECURRENT = "its layers are partly recurrent, and such a cache cannot drop rejected rows"
+_WINDOW = "its attention slides over a window, and such a cache cannot always drop rejected rows"
+OTHERS: Mapping[str, str] = {
+    "qwen35": _RECURRENT,
+    "qwen35moe": _RECURRENT,
+    "qwen3next": _RECURRENT,
+    "nemotron_h_moe": _RECURRENT,
+    "bailingmoe3": _RECURRENT,
+    "deepseek4": _RECURRENT,
+    "mimo2": _WINDOW,
+    "step35": _WINDOW,
+    "cohere2moe": _WINDOW,
+}
+"""Architectures whose MTP graph llama.cpp has, and why they do not draft here."""
+
+
+def why_not_run(_: Header, hparams: Hparams) -> str | None:
+    """What would abort the process in a plain run, or None."""
+    key, value = (hparams.count(f"attention.{part}_length", 0) for part in ("key", "value"))
+    if key != value:
+        return f"its heads have {key} key and {value} value dimensions, but must have as many"
+    if hparams.arch == "glm4moe" and not hparams.count("expert_count", 0):
+        return "it has no experts"
+    return None
+
+
+def why_not_draft(header: Header, hparams: Hparams) -> str | None:
+    """What keeps the file's MTP block from drafting, or None. Shapes are the loader's to check."""
+    n_mtp = hparams.count("nextn_predict_layers")
+    if n_mtp != 1:
+        return f"the file has {n_mtp} MTP blocks, but drafting takes exactly one"
+    n_layer = hparams.count("block_count") - 1
+    names = {tensor.name for tensor in header.tensors}
+    for part in ("eh_proj", "enorm", "hnorm"):
+        if f"blk.{n_layer}.nextn.{part}.weight" not in names:
+            return (
+                f"the header announces an MTP block, but blk.{n_layer}.nextn.{part}.weight "
+                "is not there"
+            )
+    if f"blk.{n_layer}.ffn_gate_inp.weight" not in names and hparams.arch == "glm4moe":
+        return f"the MTP block blk.{n_layer} must have experts, but is a dense layer"
+    return None
