@@ -116,7 +116,7 @@ def test_fp8_that_is_not_finite(tmp_path: Path, code: int, scale: float, is_fini
             reader.read(piece, raw, out)
             assert out[1, 3] == np.float32(448) * np.float32(scale)
         else:
-            with pytest.raises(ConversionError, match="^w holds a NaN or an infinity$"):
+            with pytest.raises(ConversionError, match="w holds a NaN or an infinity"):
                 reader.read(piece, raw, out)
 
 
