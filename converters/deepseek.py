@@ -12,15 +12,16 @@ It knows nothing of types, quantisation or files.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from ..errors import ConversionError
 from .checkpoint import Checkpoint
 from .deepseek_kv import metadata
+from .family import Extra, Family
 from .hparams import Hyperparameters
-from .plan import Adapted, Ledger, OutputTensor, Piece, Value, Weight
+from .plan import Adapted, Ledger, OutputTensor, Piece, Weight
 
 _COMPARED_AT_ONCE = 1 << 22
 _EXPERT = "mlp.experts.{}.{}_proj.weight"
@@ -46,36 +47,6 @@ def needs(config: Mapping[str, Any], mtp: Mtp, name: str) -> bool:
         return True
     match, n_layer = re.match(r"model\.layers\.(\d+)\.", name), config.get("num_hidden_layers")
     return match is not None and isinstance(n_layer, int) and int(match[1]) >= n_layer
-
-
-class Extra(NamedTuple):
-    """A tensor that a family adds to every layer: GGUF name and source name inside the layer."""
-
-    name: str
-    source: str
-    shape: tuple[int, ...]
-
-
-def _no_extras(_: Mapping[str, Any]) -> Sequence[Extra]:
-    return ()
-
-
-def _no_metadata(_: Mapping[str, Any]) -> Mapping[str, Value]:
-    return {}
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """What one family does otherwise than DeepSeek-V3.
-
-    `architecture` is llama.cpp's name; `defaults` are keys that the family's config.json leaves
-    unsaid; `extras` and `metadata` are made from config.json.
-    """
-
-    architecture: str = "deepseek2"
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    extras: Callable[[Mapping[str, Any]], Sequence[Extra]] = _no_extras
-    metadata: Callable[[Mapping[str, Any]], Mapping[str, Value]] = _no_metadata
 
 
 V3 = Family()

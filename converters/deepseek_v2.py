@@ -6,6 +6,6 @@ DeepSeek-V2 itself routes by the best score of each group, which llama.cpp's gra
 
 from __future__ import annotations
 
-from .deepseek import Family
+from .family import Family
 
 FAMILY = Family()

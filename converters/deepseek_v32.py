@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .deepseek import Extra, Family
+from .family import Extra, Family
 from .hparams import count
 from .plan import Value
 

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from ..errors import ConversionError
 from . import deepseek, deepseek_v2, deepseek_v32, glm4_moe_lite
 from .checkpoint import Checkpoint
+from .family import Family
 from .plan import Adapted
 
-FAMILIES: Mapping[str, deepseek.Family] = {
+FAMILIES: Mapping[str, Family] = {
     "DeepseekV3ForCausalLM": deepseek.V3,  # V3, R1, V3.1, Kimi-K2
     "DeepseekV32ForCausalLM": deepseek_v32.FAMILY,
     "Glm4MoeLiteForCausalLM": glm4_moe_lite.FAMILY,

@@ -6,6 +6,6 @@ vocabulary and would take softmax for any other size, so it is always written.
 
 from __future__ import annotations
 
-from .deepseek import Family
+from .family import Family
 
 FAMILY = Family(defaults={"scoring_func": "sigmoid"})
