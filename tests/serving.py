@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import functools
 import json
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import httpx
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gguf_mtp.cli.serve import listen
 from gguf_mtp.conversation import ChatTemplate
 from gguf_mtp.server.app import ServerOptions, create_app
 from gguf_mtp.server.plan import Served
@@ -94,7 +94,7 @@ class Host:
 
     def __init__(self) -> None:
         self.app: ASGIApp | None = None
-        self._socket = socket.create_server(("127.0.0.1", 0))
+        self._socket = listen("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         config = uvicorn.Config(self._serve, interface="asgi3", log_config=None)
         self._server = uvicorn.Server(config)

@@ -7,9 +7,11 @@ import queue
 import re
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -165,6 +167,18 @@ def test_whole_and_streamed_answers_are_the_models_own(client: OpenAI) -> None:
     # Everything but the last token of the prompt was read for the first request already.
     assert last.usage.prompt_tokens_details is not None
     assert last.usage.prompt_tokens_details.cached_tokens == last.usage.prompt_tokens - 1
+
+
+@pytest.mark.native
+def test_small_packets_are_not_held_back(strict: Process) -> None:
+    """Without TCP_NODELAY every answer on an open connection, and every token, waits 40 ms."""
+    times = []
+    with httpx.Client(base_url=strict.url, trust_env=False) as http:
+        for _ in range(9):
+            start = time.perf_counter()
+            http.get("/models")
+            times.append(time.perf_counter() - start)
+    assert statistics.median(times) < 0.03
 
 
 @pytest.mark.native
