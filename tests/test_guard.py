@@ -13,6 +13,8 @@ from tests.chat_formats import CHATML
 from tests.scripted import Answer, ScriptedEngine
 from tests.serving import Server, error_of, served_of, serving
 
+pytestmark = pytest.mark.server
+
 
 @pytest.fixture
 def locked() -> Iterator[Server]:

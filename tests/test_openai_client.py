@@ -18,6 +18,8 @@ from tests.chat_formats import R1, V31
 from tests.scripted import Answer, ScriptedEngine
 from tests.serving import served_of, serving
 
+pytestmark = pytest.mark.server
+
 ASK = [{"role": "user", "content": "Weather in Paris?"}]
 CALLS = (
     '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"city": "Paris"}'

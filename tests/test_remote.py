@@ -22,6 +22,8 @@ from tests.chat_formats import CHATML, R1
 from tests.scripted import Answer, ScriptedEngine
 from tests.serving import served_of, serving
 
+pytestmark = pytest.mark.server
+
 
 class Paper:
     """A screen on which everything stays, in order. `at(text)` runs when `text` is written."""

@@ -15,6 +15,8 @@ from tests.chat_formats import BOS, CHATML, V3
 from tests.scripted import Answer, ScriptedEngine
 from tests.serving import Server, served_of, serving
 
+pytestmark = pytest.mark.server
+
 
 @contextmanager
 def over(

@@ -15,6 +15,8 @@ from tests.chat_formats import BOS, CHATML
 from tests.scripted import Answer, ScriptedEngine
 from tests.serving import Server, error_of, served_of, serving
 
+pytestmark = pytest.mark.server
+
 
 @pytest.fixture
 def server() -> Iterator[Server]:

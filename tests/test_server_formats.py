@@ -12,6 +12,8 @@ from tests.chat_formats import CHATML, R1, V3, V31
 from tests.scripted import Answer, ScriptedEngine
 from tests.serving import Server, served_of, serving
 
+pytestmark = pytest.mark.server
+
 BEGIN, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, SEP, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 ARGUMENTS = '{"city": "Paris", "unit": "°C"}'

@@ -14,6 +14,8 @@ from tests.chat_formats import V31
 from tests.scripted import Answer, ScriptedEngine
 from tests.serving import Server, served_of, serving
 
+pytestmark = pytest.mark.server
+
 JSON_TYPE = {"Content-Type": "application/json"}
 FIELDS = re.findall(
     r"\w+",
@@ -63,7 +65,7 @@ JSON = st.recursive(
 BODIES = st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=4)
 CHATS = st.tuples(BODIES, MESSAGES | JSON).map(lambda pair: pair[0] | {"messages": pair[1]})
 SETTINGS = settings(
-    max_examples=60,
+    max_examples=150,
     deadline=None,
     derandomize=True,
     database=None,

@@ -16,6 +16,8 @@ from tests.chat_formats import CHATML
 from tests.scripted import Answer, ScriptedEngine
 from tests.serving import Server, parse_event, served_of, serving
 
+pytestmark = pytest.mark.server
+
 ASK = {"messages": [{"role": "user", "content": "Hi"}]}
 
 
