@@ -9,7 +9,7 @@ import numpy as np
 from gguf import GGMLQuantizationType as T
 from gguf import GGUFReader
 
-from gguf_mtp.converters.gguf_file import ALIGNMENT, header, pad, place
+from gguf_mtp.converters.gguf_file import ALIGNMENT, TypedTensor, header, offsets, pad, size
 from gguf_mtp.converters.plan import OutputTensor
 
 KV: dict[str, Any] = {
@@ -26,9 +26,12 @@ KV: dict[str, Any] = {
 
 def written(path: Path, tensors: list[OutputTensor], types: list[T]) -> GGUFReader:
     """A file whose tensor i is filled with the byte i + 1."""
-    placed = place(tensors, types)
+    sizes = size(tensors, types)
+    placed = [
+        TypedTensor(*each) for each in zip(tensors, types, sizes, offsets(sizes), strict=True)
+    ]
     with path.open("wb") as file:
-        file.write(header(KV, placed))
+        file.write(header(KV, [tensor.entry for tensor in placed]))
         for i, tensor in enumerate(placed, 1):
             file.write((bytes([i]) * tensor.n_bytes).ljust(pad(tensor.n_bytes), b"\0"))
     return GGUFReader(path)
