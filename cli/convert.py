@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +17,7 @@ from .progress import conversion_bar
 if TYPE_CHECKING:
     from ..converters.convert import Account, ConvertOptions, Job
     from ..converters.gguf_file import TypedTensor
+    from ..converters.hub import Repo
 
 _VERIFY_BELOW = 8_000_000_000  # bytes: loading more than this is a decision of its own
 
@@ -30,7 +32,10 @@ class Mtp(str, Enum):
 
 def convert(
     source: Annotated[
-        Path, typer.Argument(metavar="SOURCE", help="Folder of a safetensors checkpoint.")
+        str,
+        typer.Argument(
+            metavar="SOURCE", help="Folder of a safetensors checkpoint, or owner/name[@revision]."
+        ),
     ],
     out: Annotated[
         Path | None,
@@ -77,6 +82,7 @@ def convert(
 ) -> None:
     """Convert a DeepSeek-V3-class checkpoint, MTP block included, to GGUF in one pass."""
     from ..converters.convert import ConvertOptions, check_place, plan, write
+    from ..converters.hub import parse
     from ..converters.shards import parse_size
 
     options = ConvertOptions(
@@ -92,9 +98,13 @@ def convert(
         split=parse_size(split_max_size) if split_max_size else None,
     )
     say = _nothing if quiet else typer.echo
-    out = out or _default(source, options)
+    repo = parse(source)
+    if repo is not None and not name:
+        options = replace(options, name=repo.name)
+    out = out or _default(Path(source), options)
     check_place(out)
-    with plan(source, options) as job:
+    folder = Path(source) if repo is None else _download(repo, options, quiet)
+    with plan(folder, options) as job:
         if dry_run:
             for placed in job.tensors:
                 say(_line(placed))
@@ -110,6 +120,16 @@ def convert(
         say(f"use it with --draft-model {out}, or beside its model; graft joins the two")
     elif verify or (verify is None and n_bytes < _VERIFY_BELOW):
         _verify(first, account, options, say)
+
+
+def _download(repo: Repo, options: ConvertOptions, quiet: bool) -> Path:
+    """The checkpoint's folder in the cache, with the shards that are needed."""
+    from ..converters.hub import Hub, fetch_checkpoint
+    from .pull import hush
+
+    if quiet:
+        hush()
+    return fetch_checkpoint(Hub(), repo, options.needs)
 
 
 def _default(source: Path, options: ConvertOptions) -> Path:

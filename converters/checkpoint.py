@@ -27,8 +27,8 @@ ITEM_SIZE = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
     "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
 }  # fmt: skip
-_INDEX = "model.safetensors.index.json"
-_SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
 _MAX_HEADER = 100_000_000  # the format's own limit
 _LFS = b"version https://git-lfs"
 
@@ -138,7 +138,7 @@ class Checkpoint:
         if self._needs:
             needed = {file for name, file in promised.items() if self._needs(self.config, name)}
             promised = {name: file for name, file in promised.items() if file in needed}
-        files = sorted(set(promised.values())) or [_SINGLE]
+        files = sorted(set(promised.values())) or [SINGLE]
         missing = [f for f in files if not (self.folder / f).exists()]
         if missing:
             raise ConversionError(
@@ -158,11 +158,11 @@ class Checkpoint:
                 )
 
     def _promised(self) -> Mapping[str, str]:
-        path = self.folder / _INDEX
+        path = self.folder / INDEX
         if not path.exists():
-            if (self.folder / _SINGLE).exists():
+            if (self.folder / SINGLE).exists():
                 return {}
-            raise ConversionError(f"{self.folder} holds neither {_INDEX} nor {_SINGLE}")
+            raise ConversionError(f"{self.folder} holds neither {INDEX} nor {SINGLE}")
         weight_map = read_json(path).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise ConversionError(f"{path} has no weight_map")

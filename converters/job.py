@@ -13,7 +13,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,6 +53,10 @@ class ConvertOptions:
     resume: bool = False
     force: bool = False
     split: int | None = None
+
+    def needs(self, config: Mapping[str, Any], name: str) -> bool:
+        """Whether a tensor is read at all."""
+        return deepseek.needs(config, self.mtp, name)
 
     @property
     def threads(self) -> int:
@@ -133,8 +136,7 @@ def plan(source: Path, options: ConvertOptions) -> Iterator[Job]:
         recipes.parse_type(options.draft_head) if options.draft_head else None,
         imatrix is not None,
     )
-    needs = partial(_needs, options.mtp)
-    with Checkpoint(source, needs) as checkpoint:
+    with Checkpoint(source, options.needs) as checkpoint:
         adapted = adapt(checkpoint, deepseek.Choices(options.mtp, wish.draft_head is not None))
         choice = recipes.choose(adapted, wish)
         parts = _place(adapted, choice.types, options.split)
@@ -174,10 +176,6 @@ def _shards(kv: dict[str, Value], parts: Sequence[Sequence[TypedTensor]]) -> tup
         keys = (kv if i == 0 else {}) | split_keys(i, len(parts), n_tensors)
         made.append(Shard(header(keys, [t.entry for t in part]), tuple(part)))
     return tuple(made)
-
-
-def _needs(mtp: deepseek.Mtp, config: Mapping[str, Any], name: str) -> bool:
-    return deepseek.needs(config, mtp, name)
 
 
 def _check_importance(

@@ -1,0 +1,41 @@
+"""`gguf-mtp pull`: a GGUF from a hub, all its shards, and the MTP block beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def pull(
+    source: Annotated[
+        str, typer.Argument(metavar="REPO[@REVISION][:QUANT]", help="Like owner/name:Q4_K_M.")
+    ],
+    out: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FOLDER", help="Where the files go.")
+    ] = Path(),
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print errors only.")] = False,
+) -> None:
+    """Download a GGUF model (split ones too) and its mtp-*.gguf, and say how to run them."""
+    from ..converters import hub
+    from ..errors import RequestError
+
+    name, _, quant = source.partition(":")
+    repo = hub.parse(name)
+    if repo is None:
+        raise RequestError(f"{name!r} is no repository; give owner/name, perhaps with @revision")
+    if quiet:
+        hush()
+    paths = hub.pull(hub.Hub(), repo, quant or None, out)
+    if not quiet:
+        typer.echo(f"gguf-mtp run {paths[0]}")
+        if len(paths) > 1:
+            where = "beside it" if paths[0].parent == paths[1].parent else "with --draft-model"
+            typer.echo(f"its MTP block is {paths[1]}, used {where}")
+
+
+def hush() -> None:
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    disable_progress_bars()

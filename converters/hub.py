@@ -1,0 +1,238 @@
+"""Checkpoints and GGUF files from a Hugging Face hub: only the files that are needed.
+
+huggingface_hub does the downloads (token, cache, resume, progress). A failure that may pass is
+tried again with growing pauses; one that will not pass is a sentence at once.
+
+It knows repositories and file names, not what tensors mean.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from ..errors import ConversionError
+from .checkpoint import INDEX, SINGLE, Needs, read_json
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+__all__ = ["Hub", "Repo", "choose", "fetch_checkpoint", "parse", "pull"]
+
+logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+_PAUSES = (1.0, 2.0, 4.0, 8.0)
+"""Seconds before each further try."""
+_BESIDE = (
+    "tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja",
+)  # fmt: skip
+_SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+
+
+class Repo(NamedTuple):
+    """`owner/name` at a revision, None for the main one."""
+
+    id: str
+    revision: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.id.rpartition("/")[2]
+
+
+def parse(text: str) -> Repo | None:
+    """The repository that `owner/name[@revision]` means; None when it is none, or a path that is
+    there."""
+    match = re.fullmatch(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", text)
+    if match is None or match[1].startswith((".", "/")) or Path(text).exists():
+        return None
+    return Repo(match[1], match[2])
+
+
+@dataclass(frozen=True, slots=True)
+class Hub:
+    """Where to ask. None takes what huggingface_hub is set up with; `pause` sleeps for seconds."""
+
+    endpoint: str | None = None
+    cache: Path | None = None
+    token: str | None = None
+    pause: Callable[[float], None] = time.sleep
+
+    def files(self, repo: Repo) -> list[str]:
+        """Every file of the repository."""
+
+        def ask(api: HfApi) -> list[str]:
+            return api.list_repo_files(repo.id, revision=repo.revision)
+
+        return self._ask(repo, ask)
+
+    def fetch(self, repo: Repo, file: str, folder: Path | None = None) -> Path:
+        """The file's path in the cache, or in `folder`; downloaded as far as it is not there yet.
+
+        Raises `FileNotFoundError` when the repository has no such file, and `ConversionError`.
+        """
+
+        def ask(api: HfApi) -> Path:
+            path = api.hf_hub_download(
+                repo.id,
+                file,
+                revision=repo.revision,
+                local_dir=folder,
+                cache_dir=None if folder else self.cache,
+            )
+            return Path(str(path))
+
+        return self._ask(repo, ask, file)
+
+    def _ask(self, repo: Repo, what: Callable[[HfApi], _T], file: str = "") -> _T:
+        from huggingface_hub import HfApi, errors
+
+        network = errors.HTTPError  # type: ignore[attr-defined]  # of whichever httpx it uses
+        api = HfApi(endpoint=self.endpoint, token=self.token)
+        where = f"{repo.id}/{file}" if file else repo.id
+        for wait in (*_PAUSES, None):
+            try:
+                return what(api)
+            except errors.RepositoryNotFoundError as error:  # gated ones too
+                gated = isinstance(error, errors.GatedRepoError)
+                raise ConversionError(
+                    f"{repo.id} is gated: accept its terms on the hub and log in (hf auth login)"
+                    if gated
+                    else f"{repo.id} does not exist on the hub, or needs a token (hf auth login)"
+                ) from None
+            except errors.RevisionNotFoundError:
+                raise ConversionError(f"{repo.id} has no revision {repo.revision!r}") from None
+            except errors.RemoteEntryNotFoundError:
+                raise FileNotFoundError(where) from None
+            except (network, OSError) as error:
+                problem = _problem(error)
+                if problem.lasting or wait is None:
+                    tries = "" if problem.lasting else f" after {len(_PAUSES) + 1} tries"
+                    raise ConversionError(
+                        f"cannot fetch {where}{tries}: {problem.sentence}"
+                    ) from None
+                logger.warning("%s: %s; trying again in %g s", where, problem.sentence, wait)
+                self.pause(wait)
+        raise AssertionError  # the last turn of the loop returns or raises
+
+
+class _Problem(NamedTuple):
+    sentence: str
+    lasting: bool
+
+
+def _problem(error: BaseException) -> _Problem:
+    """The first cause is what happened; later ones say what became of it."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if status is not None:
+        reason = {429: "too many requests", 401: "no access", 403: "no access"}.get(status)
+        sentence = f"the hub answers {status}" + (f" ({reason})" if reason else "")
+        return _Problem(sentence, status not in (408, 429) and status < 500)
+    if isinstance(error, OSError) and error.errno is not None and error.filename:
+        return _Problem(f"{error.filename}: {error.strerror}", True)  # a disk, not the network
+    lines = str(error).splitlines()
+    return _Problem(lines[0] if lines else type(error).__name__, False)
+
+
+def fetch_checkpoint(hub: Hub, repo: Repo, needs: Needs) -> Path:
+    """A folder with the configuration, the tokenizer and the shards that hold what `needs` wants.
+
+    Raises `ConversionError` when the repository is no checkpoint or cannot be reached.
+    """
+    try:
+        config = hub.fetch(repo, "config.json")
+    except FileNotFoundError:
+        raise ConversionError(f"{repo.id} has no config.json, so it is no checkpoint") from None
+    try:
+        index = hub.fetch(repo, INDEX)
+    except FileNotFoundError:
+        shards = [SINGLE]
+    else:
+        weight_map: Mapping[str, str] = read_json(index).get("weight_map") or {}
+        values = read_json(config)
+        shards = sorted({file for name, file in weight_map.items() if needs(values, name)})
+    for file in _BESIDE:
+        with contextlib.suppress(FileNotFoundError):
+            hub.fetch(repo, file)
+    for n, file in enumerate(shards, 1):
+        logger.info("%s: shard %d of %d, %s", repo.id, n, len(shards), file)
+        try:
+            hub.fetch(repo, file)
+        except FileNotFoundError:
+            raise ConversionError(f"{repo.id} has no {file}, which its index names") from None
+    return config.parent
+
+
+def pull(hub: Hub, repo: Repo, quant: str | None, folder: Path) -> list[Path]:
+    """Download a GGUF of the repository, all its shards, and its `mtp-*.gguf`, into `folder`.
+
+    Returns the model's first file and the side file, if there is one. Raises `ConversionError`.
+    """
+    files = hub.files(repo)
+    model, side = choose(files, repo, quant)
+    paths = []
+    for group in filter(None, (model, side)):
+        fetched = [hub.fetch(repo, file, folder) for file in group]
+        paths.append(fetched[0])
+    return paths
+
+
+def choose(
+    files: Sequence[str], repo: Repo, quant: str | None
+) -> tuple[list[str], list[str] | None]:
+    """The files of the model that `quant` names, and those of its side file, in order.
+
+    Raises `ConversionError` when it names none or several, or when shards are missing.
+    """
+    groups: dict[str, list[str]] = {}
+    for file in sorted(files):
+        match = _SHARD.fullmatch(file)
+        if file.endswith(".gguf"):
+            groups.setdefault(match[1] if match else file.removesuffix(".gguf"), []).append(file)
+    sides = {name: g for name, g in groups.items() if _base(name).startswith("mtp-")}
+    models = {name: g for name, g in groups.items() if name not in sides and not _is_other(name)}
+    fitting = {name: g for name, g in models.items() if _is_of(name, quant)}
+    if len(fitting) != 1:
+        what = f"{len(fitting)} of them are {quant}" if quant else "name one as REPO:QUANT"
+        raise ConversionError(
+            f"{repo.id} holds no GGUF model"
+            if not models
+            else f"{repo.id} holds {', '.join(map(_base, models))}: {what}"
+        )
+    (model,) = fitting.values()
+    _check_shards(model, repo)
+    near = [g for name, g in sides.items() if _is_of(name, quant)] or list(sides.values())
+    side = near[0] if near else None
+    if side:
+        _check_shards(side, repo)
+    return model, side
+
+
+def _base(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
+def _is_other(name: str) -> bool:
+    """Vision projectors and importance matrices travel as GGUF too."""
+    return _base(name).startswith(("mmproj", "imatrix"))
+
+
+def _is_of(name: str, quant: str | None) -> bool:
+    if quant is None:
+        return True
+    return re.search(rf"(^|[-._/]){re.escape(quant)}($|[-./])", name, re.IGNORECASE) is not None
+
+
+def _check_shards(files: Sequence[str], repo: Repo) -> None:
+    match = _SHARD.fullmatch(files[0])
+    if match and len(files) != int(match[3]):
+        raise ConversionError(f"{repo.id} has {len(files)} of {int(match[3])} shards of {match[1]}")
