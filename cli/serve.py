@@ -100,7 +100,7 @@ def serve(model_args: ModelArgs, sampling_args: SamplingArgs, server_args: Serve
             with _signals_to_server():
                 asyncio.run(_run(_server(app), listener, worker, args.grace))
         finally:
-            worker.stop(SHUTTING_DOWN, STOP_S)
+            _end(worker)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -195,6 +195,18 @@ async def _run(
     if not serving.done():
         await asyncio.to_thread(worker.stop, SHUTTING_DOWN, STOP_S)
     await serving
+
+
+def _end(worker: Worker) -> None:
+    """Ends the engine's thread. While it decodes, the model must not be freed under it: then the
+    process ends as it is."""
+    try:
+        if worker.stop(SHUTTING_DOWN, STOP_S):
+            return
+        typer.echo(f"error: the engine did not stop within {STOP_S:.0f} s", err=True)
+        os._exit(1)
+    except KeyboardInterrupt:
+        os._exit(130)
 
 
 def _url(listener: socket.socket) -> str:

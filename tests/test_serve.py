@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import queue
 import re
 import signal
 import socket
 import statistics
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from pathlib import Path
 
 import httpx
 import pytest
 from openai import OpenAI
 
-from gguf_mtp.cli.serve import exposure, listen
+from gguf_mtp.cli.serve import _end, exposure, listen
 from gguf_mtp.errors import GgufMtpError
+from tests.processes import Process, process
 
-COMMAND = Path(sys.executable).with_name("gguf-mtp")
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 PARIS = "The capital of France is Paris."
 
@@ -69,62 +62,28 @@ def test_other_addresses_do_without_a_key(host: str) -> None:
     assert "--api-key" in (exposure(host, None) or "")
 
 
+class Stuck:
+    """A worker whose thread is in a decode that does not end."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        self._error = error
+
+    def stop(self, _reason: str, _timeout: float) -> bool:
+        if self._error:
+            raise self._error
+        return False
+
+
+@pytest.mark.parametrize(("error", "code"), [(None, 1), (KeyboardInterrupt(), 130)])
+def test_the_model_is_not_freed_under_a_decode(error, code, monkeypatch, capsys) -> None:
+    exits: list[int] = []
+    monkeypatch.setattr("os._exit", exits.append)
+    _end(Stuck(error))  # type: ignore[arg-type]
+    assert exits == [code]
+    assert ("did not stop within 60 s" in capsys.readouterr().err) is (code == 1)
+
+
 # -- the process ---------------------------------------------------------------------------------
-
-
-class Process:
-    """A running `gguf-mtp serve` on a free port."""
-
-    def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
-        self.process = subprocess.Popen(
-            [COMMAND, "serve", "--port", "0", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | (env or {}),
-        )
-        assert self.process.stdout
-        lines: queue.Queue[str] = queue.Queue()
-        self.greeting: list[str] = []
-
-        def read() -> None:
-            for line in self.process.stdout or ():
-                lines.put(line)
-            lines.put("")
-
-        self._reader = threading.Thread(target=read)
-        self._reader.start()
-        while not self.greeting or "listening" not in self.greeting[-1]:
-            line = lines.get(timeout=120)
-            assert line, self.stop()
-            self.greeting.append(line.rstrip())
-        found = re.search(r"http://\S+/v1", self.greeting[-1])
-        assert found
-        self.url = found[0]
-
-    def stop(self, number: int = signal.SIGTERM) -> str:
-        """Ends it; what it wrote to standard error."""
-        if self.process.poll() is None:
-            self.process.send_signal(number)
-        assert self.process.stderr
-        errors = self.process.stderr.read()
-        self.process.wait(30)
-        self._reader.join(10)
-        for stream in (self.process.stdout, self.process.stderr):
-            if stream:
-                stream.close()
-        return errors
-
-
-@contextmanager
-def process(*arguments: str, env: dict[str, str] | None = None) -> Iterator[Process]:
-    running = Process(*arguments, env=env)
-    try:
-        yield running
-    finally:
-        if running.process.poll() is None:
-            running.process.kill()
-            running.stop()
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from tests.test_serve import process
+from tests.processes import process
 
 pytestmark = [pytest.mark.native, pytest.mark.slow]
 
