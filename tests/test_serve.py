@@ -6,9 +6,12 @@ import re
 import signal
 import socket
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
@@ -16,7 +19,7 @@ from openai import OpenAI
 
 from gguf_mtp.cli.serve import _end, exposure, listen
 from gguf_mtp.errors import GgufMtpError
-from tests.processes import Process, process
+from tests.processes import COMMAND, Process, process
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 PARIS = "The capital of France is Paris."
@@ -126,6 +129,30 @@ def test_whole_and_streamed_answers_are_the_models_own(client: OpenAI) -> None:
     # Everything but the last token of the prompt was read for the first request already.
     assert last.usage.prompt_tokens_details is not None
     assert last.usage.prompt_tokens_details.cached_tokens == last.usage.prompt_tokens - 1
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("language", ["bash", "python"])
+def test_the_examples_of_the_document_run(strict: Process, language: str) -> None:
+    document = Path(__file__).parents[1] / "docs" / "SERVER.md"
+    [code] = re.findall(rf"```{language}\n(.*?)```", document.read_text(encoding="utf-8"), re.S)
+    code = code.replace("http://127.0.0.1:8080/v1", strict.url)
+    command = ["bash", "-c"] if language == "bash" else [sys.executable, "-c"]
+    done = subprocess.run([*command, code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert PARIS in done.stdout
+
+
+@pytest.mark.native
+def test_chat_with_the_server_is_like_chat_with_the_model(strict: Process) -> None:
+    done = subprocess.run(
+        [COMMAND, "chat", "--server", strict.url, "--temp", "0"],
+        input="What is the capital of France?\n/stats\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{PARIS}\n", "")
 
 
 @pytest.mark.native

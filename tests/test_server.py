@@ -87,7 +87,8 @@ def test_usage_comes_in_one_last_chunk_only_when_asked_for() -> None:
     *chunks, usage, done = asked
     assert done == "[DONE]"
     assert (usage["choices"], usage["usage"]) == ([], whole["usage"])
-    assert not any("usage" in c for c in [*chunks, *not_asked[:-1], *null[:-1]])
+    assert [c["usage"] for c in chunks] == [None] * len(chunks)
+    assert not any("usage" in c for c in [*not_asked[:-1], *null[:-1]])
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 5, 40])

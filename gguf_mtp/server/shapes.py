@@ -123,7 +123,9 @@ class Shapes:
 
     def _chunk(self, index: int, what: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
         choice = {"index": index, **what, "finish_reason": finish}
-        return {**self._head, "object": self._stream_kind, "choices": [choice]}
+        # OpenAI: whoever asked for usage finds the field, empty, in all chunks but the last.
+        usage = {"usage": None} if self._plan.include_usage else {}
+        return {**self._head, "object": self._stream_kind, "choices": [choice], **usage}
 
     def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
         out: dict[str, Any] = {"index": index, "logprobs": None}
