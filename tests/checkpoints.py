@@ -46,7 +46,7 @@ def changed_demo(folder: Path, change: Change, fill: Fill | None = None) -> Path
     return write(folder / "checkpoint", config, list(data), fill or data.__getitem__)
 
 
-def widened(folder: Path, n_expert: int = 8) -> Path:
+def widened(folder: Path, n_expert: int = 8, n_layer: int = 6) -> Path:
     """The demo with every width a multiple of 256 and qk_nope at 128, as K-quants and MLA have it.
 
     Each tensor repeats the demo's own bytes, so the values are distributed as trained ones are.
@@ -58,15 +58,20 @@ def widened(folder: Path, n_expert: int = 8) -> Path:
         "qk_nope_head_dim": 128,
         "v_head_dim": 128,
         "moe_intermediate_size": 256,
+        "num_hidden_layers": n_layer,
         "n_routed_experts": n_expert,
+        "n_group": n_expert // 2,
+        "topk_group": n_expert // 4,
     }
+    mtp = f"model.layers.{n_layer}."
 
     def fill(entry: Entry) -> bytes:
-        parts = entry.name.split(".experts.")
+        name = entry.name.replace(mtp, "model.layers.6.")
+        parts = name.split(".experts.")
         if len(parts) == 2:
             number, rest = parts[1].split(".", 1)
             return tile(demo[f"{parts[0]}.experts.{int(number) % 8}.{rest}"][1], entry)
-        return tile(demo[entry.name][1], entry)
+        return tile(demo[name][1], entry)
 
     return write(folder, config, layout(config), fill, n_shards=2)
 
