@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from gguf_mtp.errors import ContextFull, DecodeError, Unavailable
+from gguf_mtp.errors import ContextFull, DecodeError, RequestError, Unavailable
 from gguf_mtp.server.worker import Job, Worker
 from gguf_mtp.types import Chunk, SamplingParams
 from tests.scripted import Answer, ByteVocab, ScriptedEngine
@@ -116,6 +116,8 @@ def test_a_full_queue_refuses_all_of_a_request_and_takes_one_again_later() -> No
         worker.submit([job(n) for n in first[:2]])
         with pytest.raises(Unavailable, match="busy: 2 answers are running or waiting, 3 is the"):
             worker.submit([job(Notes()), job(Notes())])
+        with pytest.raises(RequestError, match="asks for 4 answers, but 3 is the most"):
+            worker.submit([job(Notes()) for _ in range(4)])  # coming again would not help
         worker.submit([job(first[2])])
         with pytest.raises(Unavailable):
             worker.submit([job(Notes())])

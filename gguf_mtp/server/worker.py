@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gguf_mtp.errors import DecodeError, GgufMtpError, Unavailable
+from gguf_mtp.errors import DecodeError, GgufMtpError, RequestError, Unavailable
 from gguf_mtp.stats import Stats
 from gguf_mtp.types import Chunk, SamplingParams
 
@@ -104,8 +104,13 @@ class Worker:
     def submit(self, jobs: Sequence[Job]) -> list[Ticket]:
         """Queues all of `jobs` or none. Those with the same prompt object read it once.
 
-        Raises `Unavailable` when the queue is full, or the worker has stopped.
+        Raises `Unavailable` when the queue is full, or the worker has stopped; `RequestError` for
+        more jobs than there will ever be room for.
         """
+        if len(jobs) > self._n_room:
+            raise RequestError(
+                f"the request asks for {len(jobs)} answers, but {self._n_room} is the most here"
+            )
         tickets = [Ticket(job) for job in jobs]
         with self._changed:
             if not self.is_alive or self._stop_reason:
