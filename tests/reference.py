@@ -63,8 +63,8 @@ class Reference:
 
     @torch.no_grad()
     def mtp(self, hidden: Tensor, tokens: list[int]) -> tuple[Tensor, Tensor]:
-        """Row i takes the trunk's row i and token i + 1, stands at position i + 1 and predicts token
-        i + 2. Logits [n, n_vocab] and the rows after the block's own norm [n, n_embd]."""
+        """Row i takes the trunk's row i and token i + 1, stands at position i + 1 and predicts
+        token i + 2. Logits [n, n_vocab] and the rows after the block's own norm [n, n_embd]."""
         embedding = self.weights["model.embed_tokens.weight"][torch.tensor(tokens)]
         joined = torch.cat((self._norm(embedding, "enorm"), self._norm(hidden, "hnorm")), -1)
         x = joined @ self._weight("eh_proj").T
