@@ -69,15 +69,15 @@ class ByteVocab:
 class Answer:
     """A scripted answer: `text` in chunks of `chunk` tokens, after `n_prefill` empty ones."""
 
-    text: str | bytes
+    text: str | bytes | list[int]
     chunk: int = 3
     n_prefill: int = 1
     finish: FinishReason = "stop"
 
     def tokens(self) -> list[int]:
-        if isinstance(self.text, bytes):
-            return list(self.text)
-        return ByteVocab().tokenize(self.text, add_special=False)
+        if isinstance(self.text, str):
+            return ByteVocab().tokenize(self.text, add_special=False)
+        return list(self.text)
 
 
 @dataclass
@@ -96,7 +96,8 @@ class Running:
 
 
 class ScriptedEngine:
-    """Answers a prompt with what `script(prompt's text, how many requests came before)` gives.
+    """Answers a prompt with what `script(prompt's text, how many requests came before)` gives;
+    `show` makes that text.
 
     `steps`, when set, is a semaphore that every step takes one of: a test lets the engine go on.
     `failures` are raised by the steps of these numbers (from 1), `n_steps` counts them.
@@ -108,6 +109,7 @@ class ScriptedEngine:
         n_seq: int = 2,
         n_ctx: int = 1000,
         failures: dict[int, Exception] | None = None,
+        show: Callable[[Sequence[int]], str] | None = None,
     ) -> None:
         self.limits = EngineLimits(n_ctx, n_seq, 64, frozenset({257}))
         self.requests: list[Running] = []
@@ -115,6 +117,7 @@ class ScriptedEngine:
         self.steps: threading.Semaphore | None = None
         self.n_steps = 0
         self._script = script
+        self._show = show or ByteVocab().text
         self._failures = failures or {}
         self._queue: list[Running] = []
 
@@ -131,7 +134,7 @@ class ScriptedEngine:
     ) -> int:
         self.limits.check(prompt, max_tokens)
         n = len(self.requests)
-        answer = self._script(ByteVocab().text(prompt), n)
+        answer = self._script(self._show(prompt), n)
         room = min(max_tokens, self.limits.n_ctx - len(prompt))
         running = Running(n + 1, list(prompt), params, room, draft_max, answer)
         running.stats = Stats(prefill_tokens=len(prompt) - 1, prefill_s=0.5)
