@@ -17,7 +17,7 @@ from .progress import conversion_bar
 if TYPE_CHECKING:
     from ..converters.convert import Account, ConvertOptions, Job
     from ..converters.gguf_file import TypedTensor
-    from ..converters.hub import Repo
+    from ..converters.storage import Shards
 
 _VERIFY_BELOW = 8_000_000_000  # bytes: loading more than this is a decision of its own
 
@@ -62,6 +62,9 @@ def convert(
     split_max_size: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Cut into shards: 40G, 500M, ...")
     ] = None,
+    remote: Annotated[
+        bool, typer.Option("--remote", help="Stream shards from the hub and keep none.")
+    ] = False,
     name: Annotated[
         str | None, typer.Option(help="The model's name; the folder's if none.")
     ] = None,
@@ -103,8 +106,8 @@ def convert(
         options = replace(options, name=repo.name)
     out = out or _default(Path(source), options)
     check_place(out)
-    folder = Path(source) if repo is None else _download(repo, options, quiet)
-    with plan(folder, options) as job:
+    folder, storage = _locate(source, options, remote, quiet)
+    with plan(folder, options, storage) as job:
         if dry_run:
             for placed in job.tensors:
                 say(_line(placed))
@@ -122,14 +125,24 @@ def convert(
         _verify(first, account, options, say)
 
 
-def _download(repo: Repo, options: ConvertOptions, quiet: bool) -> Path:
-    """The checkpoint's folder in the cache, with the shards that are needed."""
-    from ..converters.hub import Hub, fetch_checkpoint
+def _locate(
+    source: str, options: ConvertOptions, remote: bool, quiet: bool
+) -> tuple[Path, Shards | None]:
+    """The checkpoint's folder, from the hub with the shards that are needed, or without them."""
+    from ..converters.hub import Hub, fetch_checkpoint, parse
+    from ..converters.remote import RemoteShards
+    from ..errors import RequestError
     from .pull import hush
 
+    repo, hub = parse(source), Hub()
+    if repo is None:
+        if remote:
+            raise RequestError(f"--remote reads from a hub, but {source!r} is not owner/name")
+        return Path(source), None
     if quiet:
         hush()
-    return fetch_checkpoint(Hub(), repo, options.needs)
+    folder = fetch_checkpoint(hub, repo, options.needs, with_shards=not remote)
+    return folder, RemoteShards(hub, repo) if remote else None
 
 
 def _default(source: Path, options: ConvertOptions) -> Path:

@@ -10,18 +10,18 @@ It knows nothing of architectures: names are only names.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import math
-import os
 import struct
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
 from ..errors import ConversionError
+from .storage import LocalShards, Shards
 
 ITEM_SIZE = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
@@ -61,21 +61,24 @@ class Checkpoint:
     Raises `ConversionError`, naming the file, for whatever the pre-pass finds. Use it as a context
     manager: it owns the shards' file descriptors. `read_into` may be called from several threads.
     Of an indexed checkpoint, shards without a tensor that `needs(config, name)` need not exist.
+    `shards` are read where they lie, in `folder` unless told otherwise.
     """
 
-    def __init__(self, folder: Path, needs: Needs | None = None) -> None:
+    def __init__(
+        self, folder: Path, needs: Needs | None = None, shards: Shards | None = None
+    ) -> None:
         if not folder.is_dir():
             raise ConversionError(f"{folder} is not a folder; give a checkpoint's folder")
         self.folder = folder
         self.config = read_json(folder / "config.json")
         self.tensors: dict[str, SourceTensor] = {}
-        self._fds: dict[str, int] = {}
+        self._shards: Shards = shards or LocalShards(folder)
+        self._files: set[str] = set()
         self._digest = hashlib.sha256()
-        self._forgets = False
         self._needs = needs
         try:
             self._open_shards()
-            self._forgets = self.n_bytes > _memory() / 2
+            self._shards.expect(self.n_bytes)
         except BaseException:
             self.close()
             raise
@@ -92,12 +95,11 @@ class Checkpoint:
         self.close()
 
     def close(self) -> None:
-        while self._fds:
-            os.close(self._fds.popitem()[1])
+        self._shards.close()
 
     @property
     def n_files(self) -> int:
-        return len(self._fds)
+        return len(self._files)
 
     @property
     def n_bytes(self) -> int:
@@ -118,20 +120,7 @@ class Checkpoint:
 
         Raises `OSError` with the shard's name: a disk or network that fails may come back.
         """
-        at, done = tensor.begin + offset, 0
-        while done < len(buffer):
-            try:
-                n = os.preadv(self._fds[tensor.file], [buffer[done:]], at + done)
-            except OSError as error:
-                path = os.fspath(self.folder / tensor.file)
-                raise OSError(error.errno, error.strerror, path) from None
-            if n == 0:
-                path = os.fspath(self.folder / tensor.file)
-                raise OSError(errno.EIO, "it became shorter while it was read", path)
-            done += n
-        if self._forgets:
-            # Cached pages of what is read once would only push out other programs' pages.
-            os.posix_fadvise(self._fds[tensor.file], at, done, os.POSIX_FADV_DONTNEED)
+        self._shards.read_into(tensor.file, tensor.begin + offset, buffer)
 
     def _open_shards(self) -> None:
         promised = self._promised()
@@ -139,7 +128,7 @@ class Checkpoint:
             needed = {file for name, file in promised.items() if self._needs(self.config, name)}
             promised = {name: file for name, file in promised.items() if file in needed}
         files = sorted(set(promised.values())) or [SINGLE]
-        missing = [f for f in files if not (self.folder / f).exists()]
+        missing = [f for f in files if not self._shards.has(f)]
         if missing:
             raise ConversionError(
                 f"{self.folder / missing[0]} is missing"
@@ -160,7 +149,7 @@ class Checkpoint:
     def _promised(self) -> Mapping[str, str]:
         path = self.folder / INDEX
         if not path.exists():
-            if (self.folder / SINGLE).exists():
+            if self._shards.has(SINGLE):
                 return {}
             raise ConversionError(f"{self.folder} holds neither {INDEX} nor {SINGLE}")
         weight_map = read_json(path).get("weight_map")
@@ -176,21 +165,13 @@ class Checkpoint:
     def _open_shard(self, file: str) -> list[SourceTensor]:
         path = self.folder / file
         try:
-            fd = os.open(path, os.O_RDONLY)
+            size, stamp = self._shards.open(file)
+            header = _read_header(partial(self._shards.read_into, file), path, size)
         except OSError as error:
             raise ConversionError(f"cannot open {path}: {error.strerror}") from None
-        self._fds[file] = fd
-        status = os.fstat(fd)
-        header = _read_header(fd, path, status.st_size)
-        self._digest.update(f"{file} {status.st_size} {status.st_mtime_ns} ".encode() + header)
-        return _parse_header(header, path, status.st_size)
-
-
-def _memory() -> float:
-    """Bytes of memory; infinity where the system cannot say, or takes no advice on its cache."""
-    if not hasattr(os, "posix_fadvise"):
-        return math.inf
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        self._files.add(file)
+        self._digest.update(f"{file} {size} {stamp} ".encode() + header)
+        return _parse_header(header, path, size)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -208,8 +189,13 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _read_header(fd: int, path: Path, size: int) -> bytes:
-    start = os.pread(fd, 8 + len(_LFS), 0)
+def _read_header(read: Callable[[int, memoryview], None], path: Path, size: int) -> bytes:
+    def take(at: int, n: int) -> bytes:
+        raw = bytearray(min(n, size - at))
+        read(at, memoryview(raw))
+        return bytes(raw)
+
+    start = take(0, 8 + len(_LFS))
     if start.startswith(_LFS):
         raise ConversionError(f"{path} is a Git LFS pointer, not the file; run git lfs pull")
     if len(start) < 8:
@@ -217,7 +203,7 @@ def _read_header(fd: int, path: Path, size: int) -> bytes:
     (n,) = struct.unpack("<Q", start[:8])
     if n > _MAX_HEADER:
         raise ConversionError(f"{path} is no safetensors file: its header would have {n} bytes")
-    header = os.pread(fd, n, 8)
+    header = take(8, n)
     if len(header) < n:
         raise ConversionError(f"{path} is cut short inside its header ({size} of {8 + n} bytes)")
     return header

@@ -91,6 +91,43 @@ class Hub:
 
         return self._ask(repo, ask, file)
 
+    def size(self, repo: Repo, file: str) -> tuple[int, str]:
+        """Bytes of a file, and the hub's stamp of its contents. Raises as `fetch`."""
+        from huggingface_hub import get_hf_file_metadata, hf_hub_url
+
+        def ask(_: HfApi) -> tuple[int, str]:
+            url = hf_hub_url(repo.id, file, revision=repo.revision, endpoint=self.endpoint)
+            found = get_hf_file_metadata(url, token=self.token)
+            if found.size is None:
+                raise OSError(f"the hub does not say how large {file} is")
+            return found.size, str(found.etag)
+
+        return self._ask(repo, ask, file)
+
+    def read(self, repo: Repo, file: str, at: int, n: int) -> bytes:
+        """`n` bytes of a file from byte `at` on, kept nowhere. Raises as `fetch`."""
+        from huggingface_hub import get_session, hf_hub_url
+        from huggingface_hub.utils import (  # type: ignore[attr-defined]
+            build_hf_headers,
+            hf_raise_for_status,
+        )
+
+        url = hf_hub_url(repo.id, file, revision=repo.revision, endpoint=self.endpoint)
+        headers = build_hf_headers(token=self.token)
+        headers |= {"Range": f"bytes={at}-{at + n - 1}", "Accept-Encoding": "identity"}
+
+        def ask(_: HfApi) -> bytes:
+            response = get_session().get(url, headers=headers, follow_redirects=True, timeout=60)
+            hf_raise_for_status(response)
+            if response.status_code != 206 or len(response.content) != n:
+                raise OSError(
+                    f"asked for {n} bytes, the hub answers {response.status_code} with "
+                    f"{len(response.content)}"
+                )
+            return bytes(response.content)
+
+        return self._ask(repo, ask, file)
+
     def _ask(self, repo: Repo, what: Callable[[HfApi], _T], file: str = "") -> _T:
         from huggingface_hub import HfApi, errors
 
@@ -143,7 +180,7 @@ def _problem(error: BaseException) -> _Problem:
     return _Problem(lines[0] if lines else type(error).__name__, False)
 
 
-def fetch_checkpoint(hub: Hub, repo: Repo, needs: Needs) -> Path:
+def fetch_checkpoint(hub: Hub, repo: Repo, needs: Needs, with_shards: bool = True) -> Path:
     """A folder with the configuration, the tokenizer and the shards that hold what `needs` wants.
 
     Raises `ConversionError` when the repository is no checkpoint or cannot be reached.
@@ -163,7 +200,7 @@ def fetch_checkpoint(hub: Hub, repo: Repo, needs: Needs) -> Path:
     for file in _BESIDE:
         with contextlib.suppress(FileNotFoundError):
             hub.fetch(repo, file)
-    for n, file in enumerate(shards, 1):
+    for n, file in enumerate(shards if with_shards else [], 1):
         logger.info("%s: shard %d of %d, %s", repo.id, n, len(shards), file)
         try:
             hub.fetch(repo, file)

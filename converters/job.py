@@ -27,6 +27,7 @@ from .gguf_file import TypedTensor, header, offsets, pad, size, split_keys
 from .imatrix import Imatrix
 from .plan import Adapted, Value
 from .shards import OutFile, cut, paths
+from .storage import Shards
 from .tokenizer import vocabulary
 
 _QUANTIZATION_VERSION = 2  # ggml's GGML_QNT_VERSION
@@ -124,8 +125,9 @@ class Job:
 
 
 @contextmanager
-def plan(source: Path, options: ConvertOptions) -> Iterator[Job]:
-    """A job whose checkpoint stays open inside the block.
+def plan(source: Path, options: ConvertOptions, storage: Shards | None = None) -> Iterator[Job]:
+    """A job whose checkpoint stays open inside the block; `storage` holds its shards if the folder
+    does not.
 
     Raises `ConversionError` with the file, key or tensor that cannot be converted.
     """
@@ -136,7 +138,7 @@ def plan(source: Path, options: ConvertOptions) -> Iterator[Job]:
         recipes.parse_type(options.draft_head) if options.draft_head else None,
         imatrix is not None,
     )
-    with Checkpoint(source, options.needs) as checkpoint:
+    with Checkpoint(source, options.needs, storage) as checkpoint:
         adapted = adapt(checkpoint, deepseek.Choices(options.mtp, wish.draft_head is not None))
         choice = recipes.choose(adapted, wish)
         parts = _place(adapted, choice.types, options.split)
