@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from statistics import median
+from typing import NamedTuple
 
 from depth_sim import (
     MAX_DEPTH,
     Curve,
     Profile,
+    Trace,
     best_fixed,
     curve,
     expected_tokens,
@@ -47,19 +49,39 @@ def named(name: str) -> Curve:
     return next(one for one in CURVES if one.name == name)
 
 
+class Score(NamedTuple):
+    """Medians over seeds: against the best fixed depth after `LEARNING` rounds, against plain from
+    the first round on, and the share of time lost to probes."""
+
+    of_best: float
+    of_plain: float
+    lost: float
+
+
+def score(world: Curve, profile: Profile, traces: Sequence[Trace]) -> Score:
+    best, plain = best_fixed(world, profile), fixed_rate(world, profile, 0)
+    return Score(
+        median(trace.rate(LEARNING) / best for trace in traces),
+        median(trace.rate() / plain for trace in traces),
+        median(sum(trace.probe_loss) / sum(trace.seconds) for trace in traces),
+    )
+
+
 def stationary(
     make: Callable[[], Depth], world: Curve, profile: Profile, noise: float, n_seeds: int
-) -> tuple[float, float, float]:
-    """Medians over seeds: against the best fixed depth after 30 rounds, against plain over the
-    first 400 rounds, and the share of time lost to probes."""
-    against_best, against_plain, lost = [], [], []
-    best, plain = best_fixed(world, profile), fixed_rate(world, profile, 0)
-    for seed in range(n_seeds):
-        trace = simulate(make(), world, lambda _: profile, 400, (noise, seed))
-        against_best.append(trace.rate(LEARNING) / best)
-        against_plain.append(trace.rate() / plain)
-        lost.append(sum(trace.probe_loss) / sum(trace.seconds))
-    return median(against_best), median(against_plain), median(lost)
+) -> Score:
+    """400 rounds of a text that does not change."""
+    seeds = range(n_seeds)
+    runs = [simulate(make(), world, lambda _: profile, 400, (noise, seed)) for seed in seeds]
+    return score(world, profile, runs)
+
+
+def interrupted(make: Callable[[], Depth], world: Curve, profile: Profile, n_seeds: int) -> Score:
+    """The same on a machine where, half the time, another program makes everything 1.7 times as
+    slow: a probe may meet another machine than the rounds before it."""
+    seeds = range(n_seeds)
+    runs = [simulate(make(), world, lambda _: profile, 400, (0.07, seed, 1.7)) for seed in seeds]
+    return score(world, profile, runs)
 
 
 def check_stationary(
@@ -70,12 +92,12 @@ def check_stationary(
     """Raises AssertionError for a policy slower than plain, or than the best fixed depth."""
     n_short = 0
     for world, profile, noise in cells:
-        against_best, against_plain, lost = stationary(make, world, profile, noise, n_seeds)
+        of_best, of_plain, lost = stationary(make, world, profile, noise, n_seeds)
         where = f"{world.name}, acceptance {profile[0]}, noise {noise}"
-        assert against_best >= 0.97 - TOLERANCE, f"{against_best:.3f} of the best depth: {where}"
-        assert against_plain >= 0.98 - TOLERANCE, f"{against_plain:.3f} of plain: {where}"
+        assert of_best >= 0.97 - TOLERANCE, f"{of_best:.3f} of the best depth: {where}"
+        assert of_plain >= 0.98 - TOLERANCE, f"{of_plain:.3f} of plain: {where}"
         assert lost <= 0.015 + TOLERANCE / 2, f"{lost:.4f} of the time lost to probes: {where}"
-        n_short += against_best < 0.97 or against_plain < 0.98
+        n_short += of_best < 0.97 or of_plain < 0.98
     assert n_short <= 0.1 * len(cells), f"{n_short} of {len(cells)} cells miss a bound"
 
 

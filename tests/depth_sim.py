@@ -58,6 +58,28 @@ def best_fixed(world: Curve, profile: Profile) -> float:
     return max(fixed_rate(world, profile, n) for n in range(MAX_DEPTH + 1))
 
 
+class Clock:
+    """Measured over true seconds: scatter of relative deviation `sigma`, and, on a machine that
+    others use too, spells of some dozen rounds in which everything takes `busy` times as long."""
+
+    def __init__(self, sigma: float, seed: int, busy: float = 1.0) -> None:
+        self.rng = random.Random(seed)
+        self.sigma, self.busy = sigma, busy
+        self.is_busy = False
+
+    def spell(self) -> float:
+        """The factor on this round's target and draft times."""
+        if self.busy > 1 and self.rng.random() < 0.06:
+            self.is_busy = not self.is_busy
+        return self.busy if self.is_busy else 1.0
+
+    def blur(self) -> float:
+        return math.exp(self.rng.gauss(0.0, self.sigma)) if self.sigma else 1.0
+
+
+Noise = tuple[float, int] | tuple[float, int, float]  # arguments of a Clock
+
+
 @dataclass
 class Trace:
     """One entry per round: depth, true seconds, expected tokens, and what each probe round lost
@@ -77,11 +99,11 @@ def simulate(
     world: Curve,
     profiles: Callable[[int], Profile],
     n_rounds: int,
-    noise: tuple[float, int],
+    noise: Noise,
 ) -> Trace:
-    """One sequence for `n_rounds`; `profiles(round)`; `noise`: (relative deviation, seed)."""
-    sigma, seed = noise
-    rng = random.Random(seed)
+    """One sequence for `n_rounds`; `profiles(round)`; `noise`: see `Clock`."""
+    clock = Clock(*noise)
+    rng = clock.rng
     trace, last_rows = Trace(), 0
     room = [Room(0, MAX_DEPTH)]
     for i in range(n_rounds):
@@ -95,9 +117,9 @@ def simulate(
         while n_accepted < n and rng.random() < profile[n_accepted]:
             n_accepted += 1
         judged = Judged(0, [0.5] * n, n_accepted, min(n_accepted + 1, n))
-        blur = math.exp(rng.gauss(0.0, sigma)) if sigma else 1.0
-        blur_draft = math.exp(rng.gauss(0.0, sigma)) if sigma else 1.0
-        depth.record(Round([judged], n + 1, 0, i, target_s * blur, draft_s * blur_draft, 0.0))
+        spell = clock.spell()
+        measured = target_s * spell * clock.blur(), draft_s * spell * clock.blur()
+        depth.record(Round([judged], n + 1, 0, i, *measured, 0.0))
         trace.depths.append(n)
         trace.seconds.append(target_s + draft_s)
         trace.tokens.append(expected_tokens(profile, n))
@@ -132,12 +154,12 @@ def law_profile(law: TokenLaw, n: int = 4_000) -> Profile:
 
 
 def simulate_tokens(
-    depth: Depth, world: Curve, law: TokenLaw, n_rounds: int, noise: tuple[float, int]
+    depth: Depth, world: Curve, law: TokenLaw, n_rounds: int, noise: Noise
 ) -> Trace:
     """One sequence whose draft tokens differ: acceptance and confidence come from `law`, positions
     independent. A draft ends where a limit says so; the step that was cut off is paid for."""
-    sigma, seed = noise
-    rng = random.Random(seed)
+    clock = Clock(*noise)
+    rng = clock.rng
     trace, last_rows = Trace(), 0
     for i in range(n_rounds):
         limit = depth.choose([Room(0, MAX_DEPTH)])[0]
@@ -158,9 +180,10 @@ def simulate_tokens(
         n_accepted = 0
         while n_accepted < n and rng.random() < odds[n_accepted]:
             n_accepted += 1
-        blur, blur_draft = (math.exp(rng.gauss(0.0, sigma)) if sigma else 1.0 for _ in range(2))
+        spell = clock.spell()
+        measured = target_s * spell * clock.blur(), draft_s * spell * clock.blur()
         judged = Judged(0, confidence, n_accepted, min(n_accepted + 1, n))
-        depth.record(Round([judged], n + 1, 0, i, target_s * blur, draft_s * blur_draft, 0.0))
+        depth.record(Round([judged], n + 1, 0, i, *measured, 0.0))
         trace.depths.append(n)
         trace.seconds.append(target_s + draft_s)
         trace.tokens.append(expected_tokens(odds, n))
@@ -186,11 +209,11 @@ def simulate_batch(
     world: Curve,
     profiles: Sequence[Profile],
     n_rounds: int,
-    noise: tuple[float, int],
+    noise: Noise,
 ) -> Trace:
     """As many sequences as profiles, in one batch."""
-    sigma, seed = noise
-    rng = random.Random(seed)
+    clock = Clock(*noise)
+    rng = clock.rng
     trace, last_rows = Trace(), 0
     rooms = [Room(seq, MAX_DEPTH) for seq in range(len(profiles))]
     for i in range(n_rounds):
@@ -206,8 +229,9 @@ def simulate_batch(
             while n_accepted < n and rng.random() < profiles[seq][n_accepted]:
                 n_accepted += 1
             judged.append(Judged(seq, [0.5] * n, n_accepted, min(n_accepted + 1, n)))
-        blur, blur_draft = (math.exp(rng.gauss(0.0, sigma)) if sigma else 1.0 for _ in range(2))
-        depth.record(Round(judged, rows, 0, i, target_s * blur, draft_s * blur_draft, 0.0))
+        spell = clock.spell()
+        measured = target_s * spell * clock.blur(), draft_s * spell * clock.blur()
+        depth.record(Round(judged, rows, 0, i, *measured, 0.0))
         trace.depths.append(sum(depths))
         trace.seconds.append(target_s + draft_s)
         trace.tokens.append(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from statistics import median
 
 import pytest
-from depth_bounds import CURVES, PROFILES, TOLERANCE, check_stationary, named, regimes
+from depth_bounds import CURVES, PROFILES, TOLERANCE, check_stationary, interrupted, named, regimes
 from depth_sim import (
     MAX_DEPTH,
     Curve,
@@ -80,6 +80,16 @@ def test_stationary_grid() -> None:
         (one, profile, noise) for one in CURVES for profile in PROFILES for noise in (0.0, 0.2)
     ]
     check_stationary(AutoDepth, cells, 20)
+
+
+@pytest.mark.slow
+def test_a_machine_that_others_use_too() -> None:
+    """Looser: what two recorded rounds say of a depth may be wrong by as much as the spells."""
+    for world in CURVES:
+        for profile in PROFILES:
+            of_best, of_plain, _ = interrupted(AutoDepth, world, profile, 20)
+            assert of_plain >= 0.95, (world.name, profile[0])
+            assert of_best >= 0.90, (world.name, profile[0])
 
 
 REGIMES = {
