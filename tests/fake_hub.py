@@ -17,7 +17,8 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 class FakeHub:
     """`repos` maps owner/name to files. `faults[file]` are answers that come first, one each: a
-    status, "drop" (the connection closes half way), "refuse" (it closes at once).
+    status, "drop" (the connection closes half way), "refuse" (it closes at once), "whole" (the
+    range asked for is ignored).
 
     `sent` counts the bytes of each file, `asked` the requests that wanted its bytes.
     """
@@ -96,6 +97,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(json.dumps(tree).encode())
         if file not in files:
             return self._fail(404, "EntryNotFound")
+        if fault == "whole":
+            del self.headers["range"]
         return self._file(file, files[file], with_body, fault == "drop")
 
     def _fault(self, file: str, counts: bool) -> int | str | None:

@@ -6,49 +6,20 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from checkpoints import INDEX, layout, read_all, write
-from fake_hub import FakeHub, serving
+from fake_hub import serving
+from hub_world import MINE, World, world
 
-from gguf_mtp.converters import remote as remote_module
-from gguf_mtp.converters.convert import ConvertOptions, Progress, convert
-from gguf_mtp.converters.convert import write as convert_write
-from gguf_mtp.converters.deepseek import Mtp
+from gguf_mtp.converters.convert import ConvertOptions, convert
 from gguf_mtp.converters.hub import Hub, Repo, choose, fetch_checkpoint, parse, pull
 from gguf_mtp.converters.job import ConvertOptions as Options
-from gguf_mtp.converters.job import plan
-from gguf_mtp.converters.remote import RemoteShards
 from gguf_mtp.demo import CHECKPOINT
 from gguf_mtp.errors import ConversionError
 
-MINE = Repo("me/demo")
-STREAMED = ConvertOptions(name="demo", n_threads=2)
-
-
-class World:
-    """The fake hub with the demo on it, a client for it, and the pauses that the client made."""
-
-    def __init__(self, fake: FakeHub, cache: Path) -> None:
-        self.fake, self.pauses = fake, list[float]()
-        self.hub = Hub(fake.endpoint, cache, None, self.pauses.append)
-
-    def checkpoint(self, mtp: Mtp = "keep", repo: Repo = MINE) -> Path:
-        return fetch_checkpoint(self.hub, repo, Options(mtp=mtp).needs)
-
-
-@pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    # The library sleeps between its own tries; they are not what is tested.
-    monkeypatch.setattr("time.sleep", lambda _: None)
-    with serving() as fake:
-        fake.repos["me/demo"] = {p.name: p.read_bytes() for p in CHECKPOINT.iterdir()}
-        yield World(fake, tmp_path / "cache")
+__all__ = ["world"]
 
 
 def same(folder: Path) -> bool:
@@ -163,61 +134,6 @@ def test_nobody_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub = Hub(endpoint, tmp_path, None, pauses.append)
     with pytest.raises(ConversionError, match=r"cannot fetch me/demo/config\.json after 5 tries: "):
         fetch_checkpoint(hub, MINE, Options().needs)
-
-
-# -- streaming ---------------------------------------------------------------------------------
-
-
-def remote(
-    world: World,
-    out: Path,
-    options: ConvertOptions = STREAMED,
-    progress: Callable[[Progress], None] | None = None,
-) -> None:
-    folder = fetch_checkpoint(world.hub, MINE, options.needs, with_shards=False)
-    assert not list(folder.glob("*.safetensors"))
-    with plan(folder, options, RemoteShards(world.hub, MINE)) as job:
-        convert_write(job, out, options, progress)
-
-
-@pytest.fixture
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_module, "BLOCK", 1 << 18)
-
-
-@pytest.mark.native
-@pytest.mark.usefixtures("small_blocks")
-def test_streaming_makes_the_same_bytes_and_keeps_no_shard(world: World, tmp_path: Path) -> None:
-    world.fake.faults[SHARD] = [429, "drop", 503, "refuse", "drop"]
-    remote(world, tmp_path / "a.gguf")
-    convert(CHECKPOINT, tmp_path / "b.gguf", ConvertOptions(name="demo"))
-    assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
-    assert not list((tmp_path / "cache").rglob("*.safetensors"))
-    n_bytes = sum(p.stat().st_size for p in CHECKPOINT.glob("*.safetensors"))
-    assert sum(world.fake.sent.values()) < 1.6 * n_bytes
-
-
-@pytest.mark.native
-@pytest.mark.usefixtures("small_blocks")
-def test_streaming_the_block_reads_little_else(world: World, tmp_path: Path) -> None:
-    remote(world, tmp_path / "mtp.gguf", replace(STREAMED, mtp="only"))
-    n_bytes = sum(p.stat().st_size for p in CHECKPOINT.glob("*.safetensors"))
-    assert sum(n for f, n in world.fake.sent.items() if "safetensors" in f) < 0.8 * n_bytes
-
-
-@pytest.mark.native
-@pytest.mark.usefixtures("small_blocks")
-def test_a_hub_that_goes_away_leaves_something_to_resume(world: World, tmp_path: Path) -> None:
-    def fail_half_way(p: Progress) -> None:
-        if p.n_done > p.n_total / 2:
-            world.fake.faults["model-00003-of-000003.safetensors"] = [503] * 900
-
-    with pytest.raises(ConversionError, match=r"answers 503.*keeps \d+ of 128 tensors, --resume"):
-        remote(world, tmp_path / "a.gguf", progress=fail_half_way)
-    world.fake.faults.clear()
-    remote(world, tmp_path / "a.gguf", replace(STREAMED, resume=True))
-    convert(CHECKPOINT, tmp_path / "b.gguf", ConvertOptions(name="demo"))
-    assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
 
 
 # -- GGUF files --------------------------------------------------------------------------------
