@@ -44,7 +44,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.native
 @pytest.mark.usefixtures("small_blocks")
 def test_streaming_makes_the_same_bytes_and_keeps_no_shard(world: World, tmp_path: Path) -> None:
-    world.fake.faults[SHARD] = ["drop", "whole", 503, "refuse"]
+    world.fake.faults[SHARD] = ["drop", 503, "refuse", *["pass"] * 5, "whole"]
     remote(world, tmp_path / "a.gguf")
     convert(CHECKPOINT, tmp_path / "b.gguf", ConvertOptions(name="demo"))
     assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
