@@ -98,7 +98,7 @@ def check_stationary(
         assert of_plain >= 0.98 - TOLERANCE, f"{of_plain:.3f} of plain: {where}"
         assert lost <= 0.015 + TOLERANCE / 2, f"{lost:.4f} of the time lost to probes: {where}"
         n_short += of_best < 0.97 or of_plain < 0.98
-    assert n_short <= 0.1 * len(cells), f"{n_short} of {len(cells)} cells miss a bound"
+    assert n_short <= max(1, 0.1 * len(cells)), f"{n_short} of {len(cells)} cells miss a bound"
 
 
 def regimes(

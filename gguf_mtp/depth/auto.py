@@ -21,6 +21,7 @@ from gguf_mtp.depth.watchdog import Watchdog
 from gguf_mtp.types import Limit, Room, Round
 
 _SURE = 0.04  # relative error of the plain time at which trying depths begins
+_LONGEST_HOLD = 4
 _PLAIN_ROUNDS = 8  # recorded before that at most
 
 
@@ -48,7 +49,8 @@ class AutoDepth:
         self._seqs: tuple[int, ...] = ()
         self._given: list[Limit] = []
         self._room: list[int] = []
-        self._holds = False  # a choice stands for two rounds, so that the second's time counts
+        self._hold = 1  # rounds that a choice stands beyond its own, so that their time counts
+        self._held = 0  # of those still to come
         self._kept: tuple[tuple[int, ...], Depths] = ((), ())  # the last choice, and for whom
         self._last_rows = 0
         self._last_drafted = False
@@ -77,9 +79,10 @@ class AutoDepth:
         seqs = tuple([one.seq for one in rooms])
         room = [min(one.n_max, self.options.draft_max) for one in rooms]
         if self._watchdog.reason or not any(room) or self._is_starting(len(rooms)):
-            self._given, self._holds = [Limit(0)] * len(rooms), False
-        elif self._holds and seqs == self._seqs and room == self._room:
-            self._given, self._holds = self._limits(self._kept[1], room), False
+            self._given, self._held = [Limit(0)] * len(rooms), 0
+        elif self._held and seqs == self._seqs and room == self._room:
+            self._given = self._limits(self._kept[1], room)
+            self._held -= 1
         else:
             self._seqs, self._room = seqs, room
             self._given = self._decide(room)
@@ -102,9 +105,12 @@ class AutoDepth:
         best = self._best(mean)
         instead = Choice(best.depths, best.rate * self.stopping.gain)
         depths = self.prober.next(self._seqs, mean, instead, lambda: self._optimist(mean, size))
-        self._holds = depths is None
         if depths is not None:
+            self._hold, self._held = 1, 0
             return [self.stopping.limit(n) for n in depths]
+        # Without drafts nothing is learned that could change the choice soon.
+        self._hold = 1 if any(best.depths) else min(2 * self._hold, _LONGEST_HOLD)
+        self._held = self._hold
         self._kept = (self._seqs, best.depths)
         if len(room) == 1:
             self._look(mean, best)

@@ -21,7 +21,7 @@ _PURSE = 3.2  # plain rounds put aside at first and at most: 1.5 % of 400 rounds
 _FIRST_WAIT, _LAST_WAIT = 8, 512  # rounds between probes in a direction that does not pay
 _CALM = 0.004  # waits do not grow once probes cost less than this share of the time
 _LEAST_ROUNDS, _MOST_ROUNDS = 2, 32
-_LOOK_EVERY = 2  # choices between looks for something worth probing
+_LOOK_EVERY = 4  # rounds between looks for something worth probing
 _REBUILD = 0.5  # the most that rebuilding a graph adds, in plain rounds (0.39 was measured)
 
 
@@ -64,7 +64,7 @@ class Prober:
         self._now = 0
         self._wait = {True: _FIRST_WAIT, False: _FIRST_WAIT}
         self._next = {True: 0, False: 0}
-        self._until_look = 0
+        self._next_look = 0
 
     def waits(self) -> dict[str, list[int]]:
         """Rounds to wait before a probe down and up, and the length of those waits: for a state."""
@@ -100,10 +100,9 @@ class Prober:
         """Depths to try in this round, or None to do the best known thing."""
         if self.probe is not None and self._goes_on(self.probe, seqs, view, best, optimist):
             return self.probe.depths
-        self._until_look -= 1
-        if self._until_look > 0:
+        if self._now < self._next_look:
             return None
-        self._until_look = _LOOK_EVERY
+        self._next_look = self._now + _LOOK_EVERY
         self.probe = self._find(seqs, view, best, optimist())
         return self.probe.depths if self.probe else None
 
@@ -142,7 +141,7 @@ class Prober:
         if self._purse is not None:
             self._purse -= cost
         self.probe = None
-        self._until_look = 0
+        self._next_look = self._now
         up = probe.is_up
         if paid:
             self._wait[up] = _FIRST_WAIT
