@@ -81,15 +81,16 @@ def filtered(
     near = near_the_top(logits) if near is None else near
     ids, total = _candidates(logits, params, near)
     kept = logits[ids].astype(np.float64)
+    kept -= kept[0]
+    n = len(kept)
     if params.top_p < 1:
-        weights = np.exp(kept - kept[0])
-        n = int(weights.cumsum().searchsorted(params.top_p * (total or weights.sum()))) + 1
-        ids, kept = ids[:n], kept[:n]
-    if params.min_p > 0:
-        n = int(np.count_nonzero(kept >= kept[0] + math.log(params.min_p)))
-        ids, kept = ids[:n], kept[:n]
-    weights = np.exp((kept - kept[0]) / params.temperature)
-    return Distribution(ids, weights / weights.sum())
+        sums = np.exp(kept).cumsum()
+        n = int(sums.searchsorted(params.top_p * (total or sums[-1]))) + 1
+    if params.min_p > 0:  # `kept` falls, so those that pass are the first ones
+        n = min(n, int(np.count_nonzero(kept >= math.log(params.min_p))))
+    weights = np.exp(kept[:n] / params.temperature)
+    weights /= weights.sum()
+    return Distribution(ids[:n], weights)
 
 
 def probability(law: Distribution, token: int) -> float:
