@@ -32,7 +32,7 @@ _PROMPTS = (
 
 
 class SelfTest(NamedTuple):
-    """`differs_at` is the first of `n_tokens` where drafting changed the text, None when nowhere."""
+    """`differs_at`: the first of `n_tokens` where drafting changed the text; None: nowhere."""
 
     n_tokens: int
     differs_at: int | None
