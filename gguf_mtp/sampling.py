@@ -78,7 +78,7 @@ def filtered(
     Ids come by falling probability. At least one token survives every filter. `near` is
     `near_the_top(logits)` when the caller has it.
     """
-    if params.min_p > 0:  # the likeliest token passes every filter: where min-p leaves one, it is it
+    if params.min_p > 0:  # the likeliest token passes every filter: alone here, it is the law
         passing = (logits >= logits.max() + np.float32(math.log(params.min_p))).nonzero()[0]
         if len(passing) == 1:
             return Distribution(passing, _CERTAIN)
