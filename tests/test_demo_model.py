@@ -265,6 +265,7 @@ def tiny() -> Config:
     return dataclasses.replace(Config.load(CONFIG), **changes)
 
 
+@pytest.mark.slow
 def test_training_lowers_all_three_losses(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = Model(tiny())
