@@ -31,10 +31,14 @@ def conversion_bar(quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
         BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(),
         TextColumn("{task.description}"),
     )  # fmt: skip
-    with Bar(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("", total=None)
+    bar = Bar(*columns, console=Console(stderr=True))
+    task = bar.add_task("", total=None)
 
-        def show(p: Progress) -> None:
-            bar.update(task, completed=p.n_done, total=p.n_total, description=p.tensor)
+    def show(p: Progress) -> None:
+        bar.start()  # only now: what is in the cache already shows no bar
+        bar.update(task, completed=p.n_done, total=p.n_total, description=p.tensor)
 
+    try:
         yield show
+    finally:
+        bar.stop()
