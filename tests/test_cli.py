@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
+import re
 import struct
 import subprocess
 import sys
@@ -146,3 +150,25 @@ def test_usage_errors_exit_2() -> None:
     done = gguf_mtp("run", "--no-such-option")
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
+
+
+def on_a_terminal(*arguments: str) -> str:
+    """What a person sees, without escape codes: the command's output on a terminal of its own."""
+    demo_model()  # what is tested here is not the first use
+    terminal, other_end = pty.openpty()
+    process = subprocess.Popen(
+        [COMMAND, *arguments], stdin=other_end, stdout=other_end, stderr=other_end
+    )
+    os.close(other_end)
+    seen = b""
+    with contextlib.suppress(OSError):  # how Linux says that the other side is closed
+        while data := os.read(terminal, 65536):
+            seen += data
+    os.close(terminal)
+    assert process.wait() == 0
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", seen.decode()).replace("\r\n", "\n")
+
+
+def test_a_terminal_shows_no_bar_for_a_model_that_is_there() -> None:
+    shown = on_a_terminal("run", "--temp", "0", "-p", "What is the capital of Peru?")
+    assert shown == "The capital of Peru is Lima.\n"
