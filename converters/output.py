@@ -16,7 +16,6 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, NamedTuple
 
 from ..errors import ConversionError
@@ -84,12 +83,7 @@ class PartialFile:
     def __enter__(self) -> PartialFile:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._syncer.shutdown(wait=True)
         self._close()
 

@@ -56,11 +56,15 @@ class Engine:
         self.totals = Stats()  # of all requests that have ended
         self.stopped_drafting: str | None = None  # why, once it had to
         self._target = target
-        self._drafter = drafter
         self._slots = Slots(target, drafter, limits.n_seq, limits.n_idle)
         self._pace = Pace(limits.n_batch)
         self._queue: deque[Request] = deque()
         self._n_submitted = 0
+
+    @property
+    def _drafter(self) -> Drafter | None:
+        """The drafter while it works."""
+        return self._slots.drafter
 
     @property
     def is_drafting(self) -> bool:
@@ -225,7 +229,7 @@ class Engine:
     def _stop_drafting(self, reason: str) -> None:
         log.warning("drafting is off from here on: %s", reason)
         self.stopped_drafting = reason
-        self._drafter = self._slots.drafter = None
+        self._slots.drafter = None
 
     # -- after the decode ----------------------------------------------------------------------
 

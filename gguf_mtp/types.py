@@ -172,15 +172,14 @@ class Drafter(Protocol):
     """Guesses tokens. It sees certain tokens only, and decides neither how many nor whether.
 
     `observe(rows)`: these rows were decoded by the target and are certain; rows of one sequence
-    come exactly once and in order, with `hidden` when `reads_hidden`. `propose` has no lasting
-    effect on what is certain and answers each ask in order; `limit.n == 0` is legal and gives an
-    empty draft. `rewind(seq, n)`: `tokens[:n]` stay certain, later ones never were; the next row
-    observed is position n - 1 for a drafter that reads hidden rows. `copy`, `save` and `load` are
-    as the decoder's, with what is buffered.
+    come exactly once and in order, with the `hidden` rows of a target that puts them out. `propose`
+    has no lasting effect on what is certain and answers each ask in order; `limit.n == 0` is legal
+    and gives an empty draft. `rewind(seq, n)`: `tokens[:n]` stay certain, later ones never were;
+    the next row observed is position n - 1 for a drafter that reads hidden rows. `copy`, `save` and
+    `load` are as the decoder's, with what is buffered.
     """
 
     name: str
-    reads_hidden: bool
 
     def observe(self, rows: Sequence[Rows]) -> None: ...
     def propose(self, asks: Sequence[Ask]) -> list[Draft]: ...

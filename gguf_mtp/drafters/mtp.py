@@ -78,7 +78,6 @@ class MtpDrafter:
     """
 
     name = "mtp"
-    reads_hidden = True
 
     def __init__(self, context: Decoder, n_seq: int, n_batch: int) -> None:
         self._context = context
