@@ -23,7 +23,8 @@ from ..demo import CHECKPOINT
 from ..llama import Context, ContextOptions, Model, ModelOptions
 from ..loader import LoadOptions, load
 from ..metadata import read
-from ..types import ModelFacts, Rows, SamplingParams
+from ..params import SamplingParams
+from ..types import ModelFacts, Rows
 from .synthetic import V3, Entry, layout, write
 
 HEADS = (None, "q8_0", "q6_k", "q4_k", "q4_0")

@@ -21,7 +21,8 @@ from ..drafters.mtp import MtpDrafter
 from ..engine import Engine
 from ..limits import EngineLimits
 from ..loader import LoadOptions, load
-from ..types import Decoder, Output, Rows, SamplingParams, Step
+from ..params import SamplingParams
+from ..types import Decoder, Output, Rows, Step
 from .workloads import workload
 
 N_VOCAB, N_EMBD = 129_280, 7_168

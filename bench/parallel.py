@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..loader import LoadOptions, load
+from ..params import SamplingParams
 from ..session import Session
-from ..types import SamplingParams
 from .run import AUTO, PLAIN, Way
 from .workloads import workload
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..loader import DraftMode, LoadOptions, load
+from ..params import SamplingParams
 from ..session import Session
 from ..stats import Stats
-from ..types import SamplingParams
 from .workloads import Workload, workload
 
 

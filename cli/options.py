@@ -17,7 +17,7 @@ import typer
 
 if TYPE_CHECKING:
     from ..loader import LoadOptions
-    from ..types import SamplingParams
+    from ..params import SamplingParams
 
 
 class DraftMode(str, Enum):

@@ -20,9 +20,10 @@ from typing import Any
 
 from ..depth import FixedDepth
 from ..errors import RequestError
+from ..params import SamplingParams
 from ..session import Piece
 from ..stats import Stats
-from ..types import Chunk, Depth, FinishReason, SamplingParams
+from ..types import Chunk, Depth, FinishReason
 
 LOOK_S = 0.2  # how often a silent answer lets its reader look up
 CONNECT_S = 10.0

@@ -78,8 +78,8 @@ def self_test(path: Path, has_mtp: bool, n_threads: int) -> SelfTest:
 def _decode(path: Path, draft: Literal["off", "mtp"], n_threads: int, n_prompts: int) -> _Answers:
     """Greedy answers, with drafting only as many as are needed to judge it."""
     from ..loader import LoadOptions, load
+    from ..params import SamplingParams
     from ..stats import Stats
-    from ..types import SamplingParams
 
     answers, total = list[list[int]](), Stats()
     options = LoadOptions(n_ctx=512, n_threads=n_threads, draft=draft, draft_min=1, draft_max=1)

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from gguf_mtp.engine import Engine
     from gguf_mtp.errors import GgufMtpError
     from gguf_mtp.loader import LoadOptions, load
+    from gguf_mtp.params import SamplingParams
     from gguf_mtp.session import Piece, Session
     from gguf_mtp.stats import Stats
-    from gguf_mtp.types import Chunk, SamplingParams
+    from gguf_mtp.types import Chunk
 
 __version__ = "0.1.0"
 
@@ -41,7 +42,7 @@ _HOMES = {
     "GgufMtpError": "errors",
     "LoadOptions": "loader",
     "Piece": "session",
-    "SamplingParams": "types",
+    "SamplingParams": "params",
     "Session": "session",
     "Stats": "stats",
     "load": "loader",

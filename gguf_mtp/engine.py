@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from gguf_mtp.errors import ContextFull, DecodeError
 from gguf_mtp.limits import EngineLimits
 from gguf_mtp.pace import Pace
+from gguf_mtp.params import PLAIN, AnswerOptions, SamplingParams
 from gguf_mtp.saved import pack, unpack
 from gguf_mtp.sequence import Outcome, Request, Slot, Times, Turn, round_of
 from gguf_mtp.slots import Slots
@@ -31,7 +32,6 @@ from gguf_mtp.types import (
     Output,
     Room,
     Rows,
-    SamplingParams,
     Step,
 )
 
@@ -80,17 +80,16 @@ class Engine:
         prompt: Sequence[int],
         params: SamplingParams,
         max_tokens: int,
-        draft_max: int | None = None,
+        options: AnswerOptions = PLAIN,
     ) -> int:
         """Queues a request and returns its id, which its chunks carry as `seq`.
 
-        `draft_max` bounds its drafts below what the depth decision would allow; 0: none. Raises as
-        `EngineLimits.check` does.
+        Raises as `EngineLimits.check` does.
         """
         self.limits.check(prompt, max_tokens)
         self._n_submitted += 1
         n_left = min(max_tokens, self.limits.n_ctx - len(prompt))
-        self._queue.append(Request(self._n_submitted, prompt, params, n_left, draft_max))
+        self._queue.append(Request(self._n_submitted, prompt, params, n_left, options))
         return self._n_submitted
 
     def cancel(self, id_: int) -> Chunk | None:

@@ -12,7 +12,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from gguf_mtp.types import Distribution, Floats, SamplingParams
+from gguf_mtp.params import SamplingParams
+from gguf_mtp.types import Distribution, Floats
 
 _MARGIN = np.float32(8)
 """How far below the maximum the likeliest tokens are looked for, before all are."""

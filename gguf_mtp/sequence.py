@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from gguf_mtp.params import PLAIN, AnswerOptions, SamplingParams
 from gguf_mtp.sampling import Chain
 from gguf_mtp.stats import RoundCount, Stats
-from gguf_mtp.types import Draft, FinishReason, Floats, Judged, Round, Rows, SamplingParams, Verdict
+from gguf_mtp.types import Draft, FinishReason, Floats, Judged, Round, Rows, Verdict
 from gguf_mtp.verify import verify
 
 NO_DRAFT = Draft((), (), (), "")
 
 
 class Request:
-    """One answer in the making. `n_left`: tokens that may still be committed; `draft_max`: most
-    tokens of a draft, None where only the depth decision bounds it."""
+    """One answer in the making. `n_left`: tokens that may still be committed."""
 
     def __init__(
         self,
@@ -27,19 +27,20 @@ class Request:
         prompt: Sequence[int],
         params: SamplingParams,
         n_left: int,
-        draft_max: int | None = None,
+        options: AnswerOptions = PLAIN,
     ) -> None:
         self.id = id_
         self.prompt = list(prompt)
         self.chain = Chain(params)
         self.n_left = n_left
-        self.draft_max = draft_max
+        self.options = options
         self.stats = Stats()
 
     def n_draft_max(self) -> int:
         """How many draft tokens could all be committed with the one after them, and are allowed."""
         room = self.n_left - 1
-        return room if self.draft_max is None else min(room, self.draft_max)
+        most = self.options.draft_max
+        return room if most is None else min(room, most)
 
 
 class Slot:

@@ -12,8 +12,9 @@ from typing import NamedTuple, Protocol
 
 from gguf_mtp import chat
 from gguf_mtp.engine import Engine
+from gguf_mtp.params import SamplingParams
 from gguf_mtp.text import Detokenizer
-from gguf_mtp.types import Chunk, ModelFacts, SamplingParams
+from gguf_mtp.types import Chunk, ModelFacts
 
 
 class Vocabulary(Protocol):

@@ -1,7 +1,7 @@
 """The nouns that every module shares, and the seams between them.
 
-Values are frozen dataclasses or named tuples; seams are Protocols. This module imports numpy,
-`errors` and `stats`: whoever has read it knows what travels through the engine.
+Values are frozen dataclasses or named tuples; seams are Protocols. This module imports numpy
+and `stats`: whoever has read it knows what travels through the engine.
 """
 
 from __future__ import annotations
@@ -13,37 +13,10 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from gguf_mtp.errors import RequestError
 from gguf_mtp.stats import Stats
 
 Floats = NDArray[np.float32]
 FinishReason = Literal["stop", "length", "cancelled"]
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How tokens are drawn from the target's logits. Defaults are llama.cpp's.
-
-    `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 switch a filter off; `seed` None
-    draws one. Raises `RequestError` when a value is out of range.
-    """
-
-    temperature: float = 0.8
-    top_k: int = 40
-    top_p: float = 0.95
-    min_p: float = 0.05
-    seed: int | None = None
-
-    def __post_init__(self) -> None:
-        def check(ok: bool, name: str, allowed: str) -> None:
-            if not ok:
-                raise RequestError(f"{name} is {getattr(self, name)}, but must be {allowed}")
-
-        check(0 <= self.temperature < float("inf"), "temperature", "a finite number, 0 or more")
-        check(self.top_k >= 0, "top_k", "0 (off) or more")
-        check(0 < self.top_p <= 1, "top_p", "above 0 and at most 1 (off)")
-        check(0 <= self.min_p <= 1, "min_p", "from 0 (off) to 1")
-        check(self.seed is None or self.seed >= 0, "seed", "0 or more")
 
 
 class Distribution(NamedTuple):

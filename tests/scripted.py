@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 from gguf_mtp.errors import GgufMtpError
 from gguf_mtp.limits import EngineLimits
+from gguf_mtp.params import PLAIN, AnswerOptions, SamplingParams
 from gguf_mtp.stats import Stats
-from gguf_mtp.types import Chunk, FinishReason, SamplingParams
+from gguf_mtp.types import Chunk, FinishReason
 from tests.chat_formats import BOS, EOS
 
 CONTROL = [
@@ -88,7 +89,7 @@ class Running:
     prompt: Sequence[int]
     params: SamplingParams
     max_tokens: int
-    draft_max: int | None
+    options: AnswerOptions
     answer: Answer
     n_steps: int = 0
     n_sent: int = 0
@@ -130,13 +131,13 @@ class ScriptedEngine:
         prompt: Sequence[int],
         params: SamplingParams,
         max_tokens: int,
-        draft_max: int | None = None,
+        options: AnswerOptions = PLAIN,
     ) -> int:
         self.limits.check(prompt, max_tokens)
         n = len(self.requests)
         answer = self._script(self._show(prompt), n)
         room = min(max_tokens, self.limits.n_ctx - len(prompt))
-        running = Running(n + 1, list(prompt), params, room, draft_max, answer)
+        running = Running(n + 1, list(prompt), params, room, options, answer)
         running.stats = Stats(prefill_tokens=len(prompt) - 1, prefill_s=0.5)
         self.requests.append(running)
         self._queue.append(running)

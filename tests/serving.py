@@ -18,10 +18,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gguf_mtp.cli.serve import listen
 from gguf_mtp.conversation import ChatTemplate
+from gguf_mtp.params import SamplingParams
 from gguf_mtp.server.app import ServerOptions, create_app
 from gguf_mtp.server.plan import Served
 from gguf_mtp.server.worker import Worker
-from gguf_mtp.types import SamplingParams
 from tests.chat_formats import BOS, EOS
 from tests.scripted import N_VOCAB, ByteVocab, ScriptedEngine
 

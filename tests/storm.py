@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from gguf_mtp.engine import Engine
 from gguf_mtp.errors import SavedStateError
-from gguf_mtp.types import SamplingParams
+from gguf_mtp.params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0)
 

@@ -11,9 +11,10 @@ import pytest
 from gguf_mtp.cli.chat import converse
 from gguf_mtp.depth import FixedDepth
 from gguf_mtp.errors import ContextFull
+from gguf_mtp.params import SamplingParams
 from gguf_mtp.session import Piece
 from gguf_mtp.stats import Stats
-from gguf_mtp.types import Chunk, SamplingParams
+from gguf_mtp.types import Chunk
 
 
 class Engine:

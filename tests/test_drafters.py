@@ -14,8 +14,9 @@ import pytest
 
 from gguf_mtp.drafters.mtp import FLUSH, MtpDrafter
 from gguf_mtp.errors import DecodeError
+from gguf_mtp.params import SamplingParams
 from gguf_mtp.sampling import Chain
-from gguf_mtp.types import Ask, Drafter, Limit, Rows, SamplingParams
+from gguf_mtp.types import Ask, Drafter, Limit, Rows
 from tests.fakes import N_VOCAB, FakeMtp, hidden_row, logits_after
 
 N_SEQ = 3

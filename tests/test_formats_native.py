@@ -9,9 +9,9 @@ import pytest
 from gguf_mtp.conversation import ChatTemplate
 from gguf_mtp.demo import demo_model
 from gguf_mtp.loader import LoadOptions, load
+from gguf_mtp.params import SamplingParams
 from gguf_mtp.server.plan import Served
 from gguf_mtp.session import Session
-from gguf_mtp.types import SamplingParams
 from tests.chat_formats import R1, V3, V31
 from tests.scripted import Answer, ScriptedEngine
 from tests.serving import serving

@@ -20,7 +20,7 @@ from gguf_mtp.converters.graft import CopyOptions, extract, graft
 from gguf_mtp.demo import CHECKPOINT, demo_model
 from gguf_mtp.errors import UnsupportedModel
 from gguf_mtp.loader import LoadOptions, load
-from gguf_mtp.types import SamplingParams
+from gguf_mtp.params import SamplingParams
 
 pytestmark = pytest.mark.native
 

@@ -15,9 +15,9 @@ import gguf_mtp
 from gguf_mtp.demo import demo_model
 from gguf_mtp.engine import Engine
 from gguf_mtp.loader import LoadOptions
+from gguf_mtp.params import SamplingParams
 from gguf_mtp.session import Session
 from gguf_mtp.stats import Stats
-from gguf_mtp.types import SamplingParams
 
 pytestmark = pytest.mark.native
 

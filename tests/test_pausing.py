@@ -9,8 +9,9 @@ import pytest
 import gguf_mtp
 from gguf_mtp.demo import demo_model
 from gguf_mtp.drafters.mtp import FLUSH
+from gguf_mtp.params import SamplingParams
 from gguf_mtp.session import Session
-from gguf_mtp.types import Ask, Draft, Limit, Room, Round, SamplingParams
+from gguf_mtp.types import Ask, Draft, Limit, Room, Round
 
 pytestmark = pytest.mark.native
 

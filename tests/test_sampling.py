@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from gguf_mtp.errors import RequestError
+from gguf_mtp.params import SamplingParams
 from gguf_mtp.sampling import Chain, filtered, probability
-from gguf_mtp.types import Distribution, SamplingParams
+from gguf_mtp.types import Distribution
 
 
 def softmax(x: np.ndarray) -> np.ndarray:

@@ -8,8 +8,9 @@ from gguf_mtp.depth import FixedDepth
 from gguf_mtp.drafters.mtp import MtpDrafter
 from gguf_mtp.engine import Engine
 from gguf_mtp.limits import EngineLimits
+from gguf_mtp.params import AnswerOptions, SamplingParams
 from gguf_mtp.sequence import Outcome, Slot, cut
-from gguf_mtp.types import SamplingParams, Verdict
+from gguf_mtp.types import Verdict
 from tests.fakes import FakeMtp, FakeTarget
 
 END = frozenset({0})
@@ -60,7 +61,7 @@ def test_a_request_bounds_its_own_drafts_and_no_other() -> None:
     drafter = MtpDrafter(FakeMtp(3), 3, 32)
     engine = Engine(FakeTarget(3), drafter, FixedDepth(4), limits)
     ids = [
-        engine.submit([3, 1, 4], SamplingParams(temperature=0), 20, draft_max)
+        engine.submit([3, 1, 4], SamplingParams(temperature=0), 20, AnswerOptions(draft_max))
         for draft_max in (None, 0, 2)
     ]
     texts, drafted = {id_: [] for id_ in ids}, {}

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 
+from gguf_mtp.params import SamplingParams
 from gguf_mtp.server.app import ServerOptions
-from gguf_mtp.types import SamplingParams
 from tests.chat_formats import BOS, CHATML, V3
 from tests.scripted import Answer, ScriptedEngine
 from tests.serving import Server, served_of, serving
@@ -161,7 +161,7 @@ def test_sampling_fields_reach_the_engine_and_nulls_mean_defaults() -> None:
     wanted = SamplingParams(temperature=0.5, top_p=0.9, top_k=7, min_p=0.1, seed=3)
     assert engine.requests[0].params == wanted
     assert engine.requests[1].params == SamplingParams()
-    assert [r.draft_max for r in engine.requests] == [2, None, 0, 0, 0]
+    assert [r.options.draft_max for r in engine.requests] == [2, None, 0, 0, 0]
 
 
 def test_several_choices() -> None:

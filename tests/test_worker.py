@@ -10,8 +10,9 @@ from contextlib import contextmanager
 import pytest
 
 from gguf_mtp.errors import ContextFull, DecodeError, RequestError, Unavailable
+from gguf_mtp.params import AnswerOptions, SamplingParams
 from gguf_mtp.server.worker import Job, Worker
-from gguf_mtp.types import Chunk, SamplingParams
+from gguf_mtp.types import Chunk
 from tests.scripted import Answer, ByteVocab, ScriptedEngine
 
 GREEDY = SamplingParams(temperature=0)
@@ -100,13 +101,13 @@ def test_answers_several_at_once_on_its_own_thread() -> None:
     engine = ScriptedEngine(echo)
     with running(engine) as worker:
         for i, note in enumerate(notes):
-            worker.submit([job(note, f"number {i}", draft_max=i)])
+            worker.submit([job(note, f"number {i}", options=AnswerOptions(draft_max=i))])
         assert [n.wait().text for n in notes] == [f"You said number {i}." for i in range(5)]
         until(lambda: worker.n_unfinished == 0)
     assert {n.finish for n in notes} == {"stop"}
     assert len({n.thread for n in notes}) == 1
     assert notes[0].thread != threading.get_ident()
-    assert [r.draft_max for r in engine.requests] == [0, 1, 2, 3, 4]
+    assert [r.options.draft_max for r in engine.requests] == [0, 1, 2, 3, 4]
 
 
 def test_a_full_queue_refuses_all_of_a_request_and_takes_one_again_later() -> None:

@@ -39,7 +39,7 @@ class Exchange:
         for prompt in plan.prompts:
             for params in plan.params:
                 reader = Reader(plan.reading, self._teller(index))
-                jobs.append(Job(reader, prompt, params, plan.max_tokens, plan.draft_max))
+                jobs.append(Job(reader, prompt, params, plan.max_tokens, plan.options))
                 index += 1
         self._tickets: list[Ticket] = worker.submit(jobs)
 

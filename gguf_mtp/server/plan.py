@@ -15,10 +15,10 @@ from gguf_mtp import reasoning
 from gguf_mtp.conversation import ChatTemplate, Turns
 from gguf_mtp.errors import RequestError
 from gguf_mtp.limits import EngineLimits
+from gguf_mtp.params import AnswerOptions, SamplingParams
 from gguf_mtp.server.reader import Reading
 from gguf_mtp.server.schemas import ChatRequest, CompletionRequest, Generation, Message, ToolChoice
 from gguf_mtp.session import Vocabulary
-from gguf_mtp.types import SamplingParams
 
 __all__ = ["Plan", "Served", "plan_chat", "plan_completion"]
 
@@ -50,7 +50,7 @@ class Plan:
     prompts: Sequence[Sequence[int]]
     params: Sequence[SamplingParams]
     max_tokens: int
-    draft_max: int | None
+    options: AnswerOptions
     reading: Reading
     stream: bool
     include_usage: bool
@@ -124,7 +124,7 @@ def _plan(
         prompts=prompts,
         params=_params(served.defaults, request),
         max_tokens=max_tokens,
-        draft_max=request.draft_limit,
+        options=AnswerOptions(draft_max=request.draft_limit),
         reading=reading,
         stream=bool(request.stream),
         include_usage=bool(options and options.include_usage),

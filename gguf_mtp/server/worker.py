@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from gguf_mtp.errors import DecodeError, GgufMtpError, RequestError, Unavailable
+from gguf_mtp.params import PLAIN, AnswerOptions, SamplingParams
 from gguf_mtp.stats import Stats
-from gguf_mtp.types import Chunk, SamplingParams
+from gguf_mtp.types import Chunk
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ class EngineLike(Protocol):
         prompt: Sequence[int],
         params: SamplingParams,
         max_tokens: int,
-        draft_max: int | None = None,
+        options: AnswerOptions = ...,
     ) -> int: ...
     def step(self) -> list[Chunk]: ...
     def cancel(self, id_: int) -> Chunk | None: ...
@@ -57,7 +58,7 @@ class Job:
     prompt: Sequence[int]
     params: SamplingParams
     max_tokens: int
-    draft_max: int | None = None
+    options: AnswerOptions = PLAIN
 
 
 @dataclass(eq=False, slots=True)
@@ -180,7 +181,7 @@ class Worker:
             return
         job = ticket.job
         try:
-            ticket.id = self._engine.submit(job.prompt, job.params, job.max_tokens, job.draft_max)
+            ticket.id = self._engine.submit(job.prompt, job.params, job.max_tokens, job.options)
         except GgufMtpError as error:
             self._fail(ticket, error)
         else:
