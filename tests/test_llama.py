@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import gguf_mtp
-from gguf_mtp import llama
 from gguf_mtp.demo import demo_model
 from gguf_mtp.errors import DecodeError, LoadFailed, SavedStateError, UnsupportedModel
 from gguf_mtp.llama import Context, ContextOptions, Model, ModelOptions
+from gguf_mtp.llama import log as llama_log
 from gguf_mtp.types import Rows
 
 pytestmark = pytest.mark.native
@@ -219,5 +219,5 @@ def test_text_to_tokens_and_back(model: Model) -> None:
 
 def test_broken_utf8_in_the_log_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "gguf_mtp.llama"):
-        llama._forward_log(4, b"piece \xe4\xbd\n", None)
+        llama_log.forward_log(4, b"piece \xe4\xbd\n", None)
     assert caplog.messages == ["piece \ufffd"]

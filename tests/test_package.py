@@ -19,9 +19,9 @@ import gguf_mtp
 
 ROOT = Path(__file__).parents[1]
 HEAVY = ("llama_cpp", "torch", "fastapi", "rich")
-# llama.py and what is built on it may load llama.cpp; the command line loads what a command needs.
-NOT_PURE = {"gguf_mtp.llama", "gguf_mtp.loader"}
-NOT_PURE_BELOW = ("gguf_mtp.bench", "gguf_mtp.cli", "gguf_mtp.server")
+# llama/ and what is built on it may load llama.cpp; the command line loads what a command needs.
+NOT_PURE = {"gguf_mtp.loader"}
+NOT_PURE_BELOW = ("gguf_mtp.bench", "gguf_mtp.cli", "gguf_mtp.llama", "gguf_mtp.server")
 
 
 def pure_modules() -> list[str]:

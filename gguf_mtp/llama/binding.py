@@ -1,0 +1,36 @@
+"""What is expected of the installed llama-cpp-python: version, structs, unstable calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import llama_cpp as L
+
+from gguf_mtp.errors import LoadFailed
+
+LLAMA_CPP_PYTHON = "0.3.36"
+
+
+def check_binding() -> None:
+    """The binding's structs must lie as the library's do, or every option lands in the wrong
+    place."""
+    if L.__version__ != LLAMA_CPP_PYTHON:
+        raise LoadFailed(
+            f"llama-cpp-python {L.__version__} is installed, but this version of gguf-mtp "
+            f"needs {LLAMA_CPP_PYTHON}"
+        )
+    model, context = L.llama_model_default_params(), L.llama_context_default_params()
+    if model.load_mtp or context.ctx_type != L.LLAMA_CONTEXT_TYPE_DEFAULT:
+        raise LoadFailed("llama-cpp-python's structs do not match its library; reinstall it")
+
+
+def nextn(name: str) -> Any:
+    """One of the unstable C++ exports for hidden rows."""
+    try:
+        from llama_cpp import llama_cpp_ext
+
+        return getattr(llama_cpp_ext, name)
+    except (ImportError, AttributeError) as error:
+        raise LoadFailed(
+            f"this llama-cpp-python lacks {name}; drafting needs {LLAMA_CPP_PYTHON}"
+        ) from error

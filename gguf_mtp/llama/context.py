@@ -1,0 +1,188 @@
+"""One llama.cpp context, checked against what llama.cpp answers with an abort of the process."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import llama_cpp as L
+import numpy as np
+
+from gguf_mtp.errors import CannotRewind, DecodeError, LoadFailed, SavedStateError
+from gguf_mtp.llama.batch import Batch
+from gguf_mtp.llama.binding import nextn
+from gguf_mtp.llama.log import Errors
+from gguf_mtp.types import Floats, Output, Rows, Step
+
+REFUSED = -1
+"""llama_decode's code for a batch it does not take; ours for one it must not see."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContextOptions:
+    """One context. `n_ctx` is the cells of all `n_seq` sequences together, `n_batch` the most rows
+    of one decode, `n_outputs` the most rows with logits. `is_mtp` runs the NextN block instead of
+    the trunk; `hidden` puts a hidden row out for every row. `strict` makes results independent of
+    the batch's shape: F32 KV cache, no flash attention (use one thread and F32 weights with it).
+    """
+
+    n_ctx: int
+    n_seq: int
+    n_batch: int
+    n_outputs: int
+    n_threads: int
+    is_mtp: bool = False
+    hidden: bool = False
+    strict: bool = False
+
+
+class Context:
+    """A `types.Decoder` over one llama.cpp context with a unified KV cache.
+
+    It keeps `n_past` of every sequence itself, and builds batches in numpy arrays that it owns: no
+    call into C per row, and llama.cpp never frees Python memory.
+    """
+
+    def __init__(self, model: Any, n_embd: int, n_vocab: int, options: ContextOptions) -> None:
+        self.options = options
+        self._n_vocab, self._n_embd = n_vocab, n_embd
+        self._n_past = [0] * options.n_seq
+        self._ctx = _new_context(model, options)
+        self._memory = L.llama_get_memory(self._ctx)
+        self.n_ctx: int = L.llama_n_ctx(self._ctx)
+        self.n_decodes = 0
+        self._get_hidden: Any = None
+        if options.hidden or options.is_mtp:
+            # Unmasked in both kinds of context: masked, the pinned MTP graphs return the first rows
+            # of a batch instead of its output rows.
+            nextn("llama_set_embeddings_nextn")(self._ctx, True, False)
+            self._get_hidden = nextn("llama_get_embeddings_nextn")
+        self._batch = Batch(options.n_batch, n_embd if options.is_mtp else 0)
+
+    def n_past(self, seq: int) -> int:
+        return self._n_past[seq]
+
+    def decode(self, rows: Sequence[Rows]) -> Step:
+        """See `types.Decoder`. Raises `DecodeError` with nothing of the batch left in the cache."""
+        self._check(rows)
+        n_rows, n_outputs = self._batch.fill(rows)
+        start = time.perf_counter()
+        code = L.llama_decode(self._ctx, self._batch.struct)
+        L.llama_synchronize(self._ctx)
+        seconds = time.perf_counter() - start
+        self.n_decodes += 1
+        if code != 0:
+            for r in rows:  # some codes leave the rows of finished sub-batches behind
+                L.llama_memory_seq_rm(self._memory, r.seq, self._n_past[r.seq], -1)
+            raise DecodeError(code, f"decoding {n_rows} rows of {len(rows)} sequences failed")
+        for r in rows:
+            self._n_past[r.seq] = r.pos + len(r.tokens)
+        return Step(self._outputs(rows, n_rows, n_outputs), seconds)
+
+    def rewind(self, seq: int, n_past: int) -> None:
+        if n_past >= self._n_past[seq]:
+            return  # seq_rm scans all cells, so it is not called for nothing
+        if not L.llama_memory_seq_rm(self._memory, seq, n_past, -1):
+            raise CannotRewind(
+                f"the KV cache of this model cannot drop rows {n_past} to {self._n_past[seq] - 1}"
+            )
+        self._n_past[seq] = n_past
+
+    def copy(self, src: int, dst: int, n_past: int) -> None:
+        if src == dst:
+            return
+        self.rewind(dst, 0)
+        L.llama_memory_seq_cp(self._memory, src, dst, 0, n_past)
+        self._n_past[dst] = min(n_past, self._n_past[src])
+
+    def save(self, seq: int) -> bytes:
+        size = L.llama_state_seq_get_size(self._ctx, seq)
+        buffer = (ctypes.c_uint8 * size)()
+        written = L.llama_state_seq_get_data(self._ctx, buffer, size, seq)
+        return self._n_past[seq].to_bytes(8, "little") + bytes(buffer[:written])
+
+    def load(self, seq: int, data: bytes) -> int:
+        self.rewind(seq, 0)
+        state = data[8:]
+        buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
+        with Errors() as errors:
+            read = L.llama_state_seq_set_data(self._ctx, buffer, len(state), seq)
+        if read == 0:
+            L.llama_memory_seq_rm(self._memory, seq, -1, -1)
+            raise SavedStateError(f"llama.cpp refused the saved sequence: {errors.reason()}")
+        self._n_past[seq] = int.from_bytes(data[:8], "little")
+        return self._n_past[seq]
+
+    def close(self) -> None:
+        if self._ctx:
+            L.llama_free(self._ctx)
+            self._ctx = None
+
+    def _check(self, rows: Sequence[Rows]) -> None:
+        """What llama.cpp would answer with an abort, or store wrongly, is refused here."""
+        n_rows = sum(len(r.tokens) for r in rows)
+        n_outputs = sum(r.n_outputs for r in rows)
+        _refuse_unless(0 < n_rows <= self.options.n_batch, f"{n_rows} rows in a batch")
+        _refuse_unless(n_outputs <= self.options.n_outputs, f"{n_outputs} rows with logits")
+        _refuse_unless(len({r.seq for r in rows}) == len(rows), "a sequence came twice")
+        for r in rows:
+            _refuse_unless(0 <= r.seq < self.options.n_seq, f"sequence {r.seq}")
+            past = self._n_past[r.seq]
+            # An MTP sequence begins at position 1: its row p + 1 takes the target's hidden row p.
+            begins = past == 0 and r.pos == 1 and self.options.is_mtp
+            _refuse_unless(
+                r.pos == past or begins,
+                f"sequence {r.seq} ends at {past}, its rows begin at {r.pos}",
+            )
+            _refuse_unless((r.hidden is not None) == self.options.is_mtp, "hidden rows")
+
+    def _outputs(self, rows: Sequence[Rows], n_rows: int, n_outputs: int) -> list[Output]:
+        logits = _view(L.llama_get_logits(self._ctx), n_outputs, self._n_vocab)
+        hidden = None
+        if self._get_hidden is not None:
+            hidden = _view(self._get_hidden(self._ctx), n_rows, self._n_embd)
+        outputs, row, out = [], 0, 0
+        for r in rows:
+            n = len(r.tokens)
+            h = None if hidden is None else hidden[row : row + n]
+            outputs.append(Output(logits[out : out + r.n_outputs], h))
+            row, out = row + n, out + r.n_outputs
+        return outputs
+
+
+def _refuse_unless(sound: bool, what: str) -> None:
+    if not sound:
+        raise DecodeError(REFUSED, f"a batch that llama.cpp must not see: {what}")
+
+
+def _new_context(model: Any, options: ContextOptions) -> Any:
+    params = L.llama_context_default_params()
+    params.n_ctx, params.n_seq_max = options.n_ctx, options.n_seq
+    params.n_batch = params.n_ubatch = options.n_batch
+    params.n_outputs_max = max(options.n_outputs, options.n_seq)  # fewer than n_seq_max aborts
+    params.n_threads = params.n_threads_batch = options.n_threads
+    params.kv_unified = True  # separate caches split an uneven batch into several full passes
+    if options.is_mtp:
+        params.ctx_type = L.LLAMA_CONTEXT_TYPE_MTP
+    if options.strict:
+        params.type_k = params.type_v = L.GGML_TYPE_F32
+        params.flash_attn_type = L.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    with Errors() as errors:
+        ctx = L.llama_init_from_model(model, params)
+    if not ctx:
+        raise LoadFailed(f"no context of {options.n_ctx} cells: {errors.reason()}")
+    return ctx
+
+
+def _view(pointer: Any, n_rows: int, n_columns: int) -> Floats:
+    """float32 [n_rows, n_columns] over llama.cpp's memory, valid until the next decode."""
+    if n_rows == 0:
+        return np.empty((0, n_columns), np.float32)
+    address = ctypes.cast(pointer, ctypes.c_void_p).value
+    if not address:
+        raise DecodeError(0, f"llama.cpp returned no buffer for {n_rows} output rows")
+    block = (ctypes.c_float * (n_rows * n_columns)).from_address(address)
+    return np.frombuffer(memoryview(block), np.float32).reshape(n_rows, n_columns)

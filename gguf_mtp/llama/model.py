@@ -1,0 +1,70 @@
+"""The weights and the vocabulary of one GGUF."""
+
+from __future__ import annotations
+
+import ctypes
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import llama_cpp as L
+
+from gguf_mtp.errors import LoadFailed, UnsupportedModel
+from gguf_mtp.llama.binding import check_binding
+from gguf_mtp.llama.context import Context, ContextOptions
+from gguf_mtp.llama.log import Errors, forward_log
+from gguf_mtp.llama.vocab import Vocab
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """How weights are loaded. `n_gpu_layers` counts the MTP block and the output as layers; -1 is
+    all."""
+
+    n_gpu_layers: int = -1
+    load_mtp: bool = False
+
+
+class Model:
+    """The weights and the vocabulary of one GGUF. A context manager; closing it closes its
+    contexts."""
+
+    def __init__(self, path: str, options: ModelOptions = ModelOptions()) -> None:
+        """Loads `path`. Raises `LoadFailed` with llama.cpp's own reason.
+
+        Check the header first (`metadata.read`): llama.cpp aborts the process on some bad files.
+        """
+        check_binding()
+        L.llama_log_set(forward_log, ctypes.c_void_p(0))
+        self._stack = ExitStack()
+        params = L.llama_model_default_params()
+        params.load_mtp = options.load_mtp
+        params.n_gpu_layers = options.n_gpu_layers
+        with Errors() as errors:
+            self._model = L.llama_model_load_from_file(path.encode(), params)
+        if not self._model:
+            raise LoadFailed(f"{path}: {errors.reason()}")
+        self._stack.callback(L.llama_model_free, self._model)
+        self.n_embd: int = L.llama_model_n_embd(self._model)
+        # The header's count stays when the block's weights were not loaded; its graph would abort.
+        self.n_mtp: int = L.llama_model_n_layer_nextn(self._model) if options.load_mtp else 0
+        self.context_length: int = L.llama_model_n_ctx_train(self._model)
+        self.vocab = Vocab(self._model)
+
+    def context(self, options: ContextOptions) -> Context:
+        """A new context. Raises `UnsupportedModel` (no MTP block) or `LoadFailed` (no memory)."""
+        if options.is_mtp and self.n_mtp != 1:
+            raise UnsupportedModel(
+                f"{self.n_mtp} MTP blocks are loaded, but llama.cpp runs exactly one"
+            )
+        context = Context(self._model, self.n_embd, self.vocab.n_tokens, options)
+        self._stack.callback(context.close)  # so that contexts die before the weights
+        return context
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

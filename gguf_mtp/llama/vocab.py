@@ -1,0 +1,58 @@
+"""A model's vocabulary: tokens to text and back."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import llama_cpp as L
+
+
+class Vocab:
+    """Tokens to text and back. Lives as long as its model."""
+
+    def __init__(self, model: Any) -> None:
+        self._vocab = L.llama_model_get_vocab(model)
+        self.n_tokens: int = L.llama_vocab_n_tokens(self._vocab)
+        self.adds_bos: bool = L.llama_vocab_get_add_bos(self._vocab)
+        self.bos = self._text_of(L.llama_vocab_bos(self._vocab))
+        self.eos = self._text_of(L.llama_vocab_eos(self._vocab))
+        self.end_tokens = frozenset(
+            t for t in range(self.n_tokens) if L.llama_vocab_is_eog(self._vocab, t)
+        )
+        template = L.llama_model_chat_template(model, None)
+        self.chat_template: str | None = template.decode(errors="replace") if template else None
+        self._pieces: dict[int, bytes] = {}
+
+    def tokenize(self, text: str, add_special: bool, parse_special: bool = True) -> list[int]:
+        """Token ids of `text`. `add_special` puts BOS in front when the model wants one;
+        `parse_special` reads `<｜User｜>` and the like as the tokens they name."""
+        raw = text.encode("utf-8", errors="replace")
+        room = len(raw) + 2
+        while True:
+            ids = (L.llama_token * room)()
+            n = L.llama_tokenize(self._vocab, raw, len(raw), ids, room, add_special, parse_special)
+            if n >= 0:
+                return list(ids[:n])
+            room = -n
+
+    def piece(self, token: int) -> bytes:
+        """The bytes a token stands for; control tokens stand for none."""
+        known = self._pieces.get(token)
+        if known is None:
+            known = self._pieces[token] = self._piece(token)
+        return known
+
+    def _piece(self, token: int) -> bytes:
+        size = 64
+        while True:
+            buffer = ctypes.create_string_buffer(size)
+            n = L.llama_token_to_piece(self._vocab, token, buffer, size, 0, False)
+            if n >= 0:
+                return buffer.raw[:n]
+            size = -n
+
+    def _text_of(self, token: int) -> str:
+        if token < 0:
+            return ""
+        return str(L.llama_vocab_get_text(self._vocab, token).decode(errors="replace"))

@@ -1,0 +1,1 @@
+"""Placement (filled in below)."""
