@@ -18,6 +18,7 @@ from gguf_mtp.errors import ContextFull, DecodeError
 from gguf_mtp.limits import EngineLimits
 from gguf_mtp.pace import Pace
 from gguf_mtp.params import PLAIN, AnswerOptions, SamplingParams
+from gguf_mtp.rounds import Fallback, Load, Observers
 from gguf_mtp.saved import pack, unpack
 from gguf_mtp.sequence import Outcome, Request, Slot, Times, Turn, round_of
 from gguf_mtp.slots import Slots
@@ -39,6 +40,7 @@ log = logging.getLogger(__name__)
 
 NO_CELLS = 1
 """What llama_decode returns when the KV cache has no room for the batch; nothing was stored."""
+CACHE_FULL = "the KV cache was full: idle prefixes were dropped"
 
 
 class Engine:
@@ -55,6 +57,7 @@ class Engine:
         self.depth = depth
         self.totals = Stats()  # of all requests that have ended
         self.stopped_drafting: str | None = None  # why, once it had to
+        self.observers = Observers()
         self._target = target
         self._slots = Slots(target, drafter, limits.n_seq, limits.n_idle)
         self._pace = Pace(limits.n_batch)
@@ -192,7 +195,8 @@ class Engine:
         except DecodeError as error:
             if error.code != NO_CELLS or not self._slots.evict_idle():
                 raise
-            log.info("the KV cache was full: idle prefixes were dropped")
+            log.info("%s", CACHE_FULL)
+            self.observers.fell_back("cache_full", CACHE_FULL)
             return self._target.decode(rows)
 
     # -- drafting ------------------------------------------------------------------------------
@@ -202,6 +206,8 @@ class Engine:
         if not self._drafter or self.depth.n_max == 0 or not turns:
             return 0.0
         limits = self.depth.choose([Room(t.seq, t.request.n_draft_max()) for t in turns])
+        for turn, limit in zip(turns, limits, strict=True):
+            turn.limit = limit
         asking = [(t, limit) for t, limit in zip(turns, limits, strict=True) if limit.n > 0]
         asks = [Ask(t.seq, t.slot.tokens, limit, t.request.chain) for t, limit in asking]
         if not asks:
@@ -211,7 +217,7 @@ class Engine:
             for (turn, _), draft in zip(asking, self._drafter.propose(asks), strict=True):
                 turn.draft = draft
         except DecodeError as error:
-            self._stop_drafting(f"the drafter failed: {error}")
+            self._stop_drafting("drafter_failed", f"the drafter failed: {error}")
         return time.perf_counter() - start
 
     def _observe(self, rows: Sequence[Rows]) -> float:
@@ -222,11 +228,12 @@ class Engine:
         try:
             self._drafter.observe([r for r in rows if r.tokens])
         except DecodeError as error:
-            self._stop_drafting(f"the drafter failed: {error}")
+            self._stop_drafting("drafter_failed", f"the drafter failed: {error}")
         return time.perf_counter() - start
 
-    def _stop_drafting(self, reason: str) -> None:
+    def _stop_drafting(self, kind: Fallback, reason: str) -> None:
         log.warning("drafting is off from here on: %s", reason)
+        self.observers.fell_back(kind, reason)
         self.stopped_drafting = reason
         self._slots.drafter = None
 
@@ -256,7 +263,10 @@ class Engine:
         if judged and self.is_drafting:
             self.depth.record(round_of(judged, sum(n_prompt.values()), times, seconds))
             if self.depth.off_reason:
-                self._stop_drafting(self.depth.off_reason)
+                self._stop_drafting("never_accepted", self.depth.off_reason)
+        if self.observers:
+            load = Load(sum(n_prompt.values()), self._slots.n_cells(), len(self._queue))
+            self.observers.round(judged, load, times, seconds)
 
     def _emit(self, turn: Turn, outcome: Outcome) -> Chunk:
         n_from_draft = min(outcome.n_accepted, len(outcome.committed))

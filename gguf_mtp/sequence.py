@@ -12,7 +12,7 @@ from typing import NamedTuple
 from gguf_mtp.params import PLAIN, AnswerOptions, SamplingParams
 from gguf_mtp.sampling import Chain
 from gguf_mtp.stats import RoundCount, Stats
-from gguf_mtp.types import Draft, FinishReason, Floats, Judged, Round, Rows, Verdict
+from gguf_mtp.types import Draft, FinishReason, Floats, Judged, Limit, Round, Rows, Verdict
 from gguf_mtp.verify import verify
 
 NO_DRAFT = Draft((), (), (), "")
@@ -85,6 +85,7 @@ class Turn:
     def __init__(self, slot: Slot, request: Request) -> None:
         self.slot, self.request = slot, request
         self.draft = NO_DRAFT
+        self.limit: Limit | None = None  # of the draft; None where nothing drafts
 
     @property
     def seq(self) -> int:

@@ -43,6 +43,10 @@ class Slots:
         """Whether the prompt is read: from here on `n_past == len(tokens) - 1`."""
         return self.n_read(slot) == len(slot.tokens)
 
+    def n_cells(self) -> int:
+        """Positions that the target's cache holds, those of idle slots included."""
+        return sum(self._target.n_past(slot.seq) for slot in self._slots)
+
     def admit(self, request: Request) -> bool:
         """Gives the request a slot that begins with as much of its prompt as any; False if all are
         taken."""

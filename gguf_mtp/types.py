@@ -112,10 +112,12 @@ class Limit(NamedTuple):
     At most `n` tokens (0: none). The draft ends before position k when its confidence there is
     below `p_min[k]`; positions past the end of `p_min` have no such bound. The rule looks at the
     draft distribution's maximum and never at the token drawn: otherwise the output law would shift.
+    `reason` is for people: why so far, in a word or two.
     """
 
     n: int
     p_min: Sequence[float] = ()
+    reason: str = ""
 
 
 class Chain(Protocol):
