@@ -244,6 +244,7 @@ class Engine:
         tokens, n = turn.slot.tokens, len(outcome.committed)
         pos = len(tokens) - 1
         tokens += outcome.committed
+        turn.request.chain.commit(outcome.committed)
         self._target.rewind(turn.seq, pos + n)
         return _seen(Rows(turn.seq, pos, tokens[pos : pos + n]), output)
 
@@ -270,7 +271,9 @@ class Engine:
 
     def _emit(self, turn: Turn, outcome: Outcome) -> Chunk:
         n_from_draft = min(outcome.n_accepted, len(outcome.committed))
-        chunk = Chunk(turn.request.id, outcome.committed, n_from_draft)
+        chunk = Chunk(
+            turn.request.id, outcome.committed, n_from_draft, logprobs=outcome.logprobs
+        )
         return self._finish(turn.slot, chunk, outcome.finish) if outcome.finish else chunk
 
     def _finish(self, slot: Slot, chunk: Chunk, reason: FinishReason) -> Chunk:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,13 +12,42 @@ from numpy.typing import NDArray
 
 from gguf_mtp.errors import RequestError
 
+SAMPLERS = ("penalties", "top_k", "typ_p", "top_p", "min_p", "temperature")
+"""llama.cpp's names and order (`common_params_sampling::samplers`), of what this package knows."""
+
+NEVER_ON = frozenset({"dry", "top_n_sigma", "xtc"})
+"""Also in llama.cpp's order, but off until a value is given that no request can give here."""
+
+
+def sampler_order(names: Sequence[str]) -> tuple[str, ...]:
+    """`names` as llama.cpp understands them (`top-k`, `topk`, `temp`, ...), in `SAMPLERS`' words.
+
+    Those of `NEVER_ON` are left out. Raises `RequestError` for a name that is not known, and for
+    one that comes twice.
+    """
+    known = {s: s for s in (*SAMPLERS, *NEVER_ON)}
+    known |= {s.replace("_", "-"): s for s in known} | {s.replace("_", ""): s for s in known}
+    known |= {"nucleus": "top_p", "temp": "temperature", "typ": "typ_p"}
+    order: list[str] = []
+    for name in names:
+        sampler = known.get(name.lower())
+        if sampler is None:
+            raise RequestError(f"no sampler is called {name!r}; there are {', '.join(SAMPLERS)}")
+        if sampler in order:
+            raise RequestError(f"the sampler {sampler} comes twice")
+        order.append(sampler)
+    return tuple(s for s in order if s not in NEVER_ON)
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How tokens are drawn from the target's logits. Defaults are llama.cpp's.
 
-    `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 switch a filter off; `seed` None
-    draws one. Raises `RequestError` when a value is out of range.
+    `temperature` 0 is greedy; `top_k` 0, `top_p` 1, `min_p` 0 and `typical_p` 1 switch a filter
+    off. A `seed` makes the text the same on every run; None draws one. The penalties count the last
+    `repeat_last_n` tokens, the prompt's among them (0: off, -1: all). `logit_bias` holds ids and
+    what is added to their logits; -inf bans a token. `samplers` names what is applied, in order
+    (`sampler_order` reads other spellings). Raises `RequestError` when a value is out of range.
     """
 
     temperature: float = 0.8
@@ -25,6 +55,13 @@ class SamplingParams:
     top_p: float = 0.95
     min_p: float = 0.05
     seed: int | None = None
+    typical_p: float = 1.0
+    repeat_penalty: float = 1.0
+    repeat_last_n: int = 64
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    samplers: tuple[str, ...] = SAMPLERS
 
     def __post_init__(self) -> None:
         def check(ok: bool, name: str, allowed: str) -> None:
@@ -36,6 +73,25 @@ class SamplingParams:
         check(0 < self.top_p <= 1, "top_p", "above 0 and at most 1 (off)")
         check(0 <= self.min_p <= 1, "min_p", "from 0 (off) to 1")
         check(self.seed is None or self.seed >= 0, "seed", "0 or more")
+        check(0 < self.typical_p <= 1, "typical_p", "above 0 and at most 1 (off)")
+        ok = 0 < self.repeat_penalty < math.inf and math.isfinite(1 / self.repeat_penalty)
+        check(ok, "repeat_penalty", "a finite number above 0; 1 is off")
+        check(self.repeat_last_n >= -1, "repeat_last_n", "a count, 0 (off) or -1 (all)")
+        check(math.isfinite(self.presence_penalty), "presence_penalty", "finite; 0 is off")
+        check(math.isfinite(self.frequency_penalty), "frequency_penalty", "finite; 0 is off")
+        for token, bias in self.logit_bias:
+            if token < 0 or not bias < math.inf:
+                said = f"logit_bias gives token {token} the bias {bias}"
+                raise RequestError(f"{said}, but ids are 0 or more and a bias is finite or -inf")
+        if sampler_order(self.samplers) != self.samplers:
+            raise RequestError(f"samplers are {self.samplers}, but are spelt as in {SAMPLERS}")
+
+    def check_vocabulary(self, n_vocab: int) -> None:
+        """Raises `RequestError` for a `logit_bias` whose id no token of the vocabulary has."""
+        for token, _ in self.logit_bias:
+            if token >= n_vocab:
+                said = f"logit_bias names token {token}"
+                raise RequestError(f"{said}, but the vocabulary ends at {n_vocab - 1}")
 
 
 class Constraint(Protocol):
@@ -56,11 +112,19 @@ class AnswerOptions:
     """What one answer may ask for beyond sampling.
 
     `draft_max` bounds its drafts below what the depth decision would allow (0: none); `constraint`
-    is a grammar its tokens obey.
+    is a grammar its tokens obey. `n_logprobs` asks for every token's log-probability, and for as
+    many of the likeliest ids beside it; None asks for none. `stop_tokens` end the answer as the
+    model's own end tokens do.
     """
 
     draft_max: int | None = None
     constraint: Constraint | None = None
+    n_logprobs: int | None = None
+    stop_tokens: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        if self.n_logprobs is not None and self.n_logprobs < 0:
+            raise RequestError(f"n_logprobs is {self.n_logprobs}, but must be 0 or more")
 
 
 PLAIN = AnswerOptions()

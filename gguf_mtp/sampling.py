@@ -8,11 +8,12 @@ Pure numpy; it knows nothing of drafts, models or text.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gguf_mtp.params import SamplingParams
+from gguf_mtp.params import Constraint, SamplingParams
 from gguf_mtp.types import Distribution, Floats
 
 _MARGIN = np.float32(8)
@@ -26,18 +27,23 @@ class Chain:
     A `types.Chain`. The same seed and the same calls give the same draws.
     """
 
-    def __init__(self, params: SamplingParams) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt: Sequence[int] = (),
+        constraint: Constraint | None = None,
+    ) -> None:
         self.params = params
         self._rng = np.random.Generator(np.random.PCG64(params.seed))
         self.is_greedy = params.temperature == 0
 
-    def law(self, logits: Floats) -> Distribution:
+    def law(self, logits: Floats, after: Sequence[int] = ()) -> Distribution:
         """The distribution of the next token. `logits`: float32 [n_vocab]."""
         if self.is_greedy:
             return Distribution(np.array([logits.argmax()]), _CERTAIN)
         return filtered(logits, self.params)
 
-    def look(self, logits: Floats) -> tuple[Distribution, float]:
+    def look(self, logits: Floats, after: Sequence[int] = ()) -> tuple[Distribution, float]:
         """As `law`, and the confidence of the unfiltered distribution, in one pass over the row.
 
         Confidence is the largest probability among the tokens near the top: what the rest would add
@@ -50,12 +56,15 @@ class Chain:
             return Distribution(ids[values.argmax()][None], _CERTAIN), sure
         return filtered(logits, self.params, ids), sure
 
-    def draw(self, law: Distribution) -> int:
+    def draw(self, law: Distribution, after: Sequence[int] = ()) -> int:
         """One token drawn from `law`."""
         if len(law.ids) == 1:
             return int(law.ids[0])
         at = law.probs.cumsum().searchsorted(self.uniform(), side="right")
         return int(law.ids[min(int(at), len(law.ids) - 1)])  # the sum may end just below 1
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """These have joined the answer."""
 
     def uniform(self) -> float:
         """A number in [0, 1)."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from gguf_mtp.logprobs import TokenLogprobs, logprobs_of
 from gguf_mtp.params import PLAIN, AnswerOptions, SamplingParams
 from gguf_mtp.sampling import Chain
 from gguf_mtp.stats import RoundCount, Stats
@@ -31,7 +32,7 @@ class Request:
     ) -> None:
         self.id = id_
         self.prompt = list(prompt)
-        self.chain = Chain(params)
+        self.chain = Chain(params, prompt, options.constraint)
         self.n_left = n_left
         self.options = options
         self.stats = Stats()
@@ -70,13 +71,14 @@ class Outcome(NamedTuple):
 
     `committed` tokens join the answer. The target looked at `n_judged` draft tokens and agreed with
     `n_accepted`; an end token that was drafted rightly counts in both, what lies behind it in
-    neither.
+    neither. `logprobs` go with the committed tokens when the request asked for them.
     """
 
     committed: list[int]
     n_judged: int
     n_accepted: int
     finish: FinishReason | None
+    logprobs: list[TokenLogprobs] | None = None
 
 
 class Turn:
@@ -100,12 +102,21 @@ class Turn:
         """Verifies the draft against the target's `logits`, float32 [len(draft) + 1, n_vocab], and
         cuts the result where the answer ends."""
         chain = self.request.chain
-        verdict = verify(self.draft, lambda k: chain.law(logits[k]), chain)
-        return cut(verdict, self.draft.tokens, self.request.n_left, end_tokens)
+        tokens = self.draft.tokens
+        verdict = verify(self.draft, lambda k: chain.law(logits[k], tokens[:k]), chain)
+        options = self.request.options
+        if options.stop_tokens:
+            end_tokens |= options.stop_tokens
+        outcome = cut(verdict, tokens, self.request.n_left, end_tokens)
+        if options.n_logprobs is None:
+            return outcome
+        pairs = zip(logits, outcome.committed, strict=False)  # rows behind a refusal say nothing
+        likely = [logprobs_of(row, token, options.n_logprobs) for row, token in pairs]
+        return outcome._replace(logprobs=likely)
 
     def count(self, outcome: Outcome, times: Times, seconds: float) -> None:
         """Adds the round, which took `seconds`, to the request's statistics."""
-        committed, n_judged, n_accepted, _ = outcome
+        committed, n_judged, n_accepted, *_ = outcome
         self.request.n_left -= len(committed)
         self.request.stats.count_round(
             RoundCount(

@@ -1,7 +1,7 @@
 """The nouns that every module shares, and the seams between them.
 
-Values are frozen dataclasses or named tuples; seams are Protocols. This module imports numpy
-and `stats`: whoever has read it knows what travels through the engine.
+Values are frozen dataclasses or named tuples; seams are Protocols. This module imports numpy,
+`stats` and `logprobs`: whoever has read it knows what travels through the engine.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from gguf_mtp.logprobs import TokenLogprobs
 from gguf_mtp.stats import Stats
 
 Floats = NDArray[np.float32]
@@ -123,15 +124,18 @@ class Limit(NamedTuple):
 class Chain(Protocol):
     """A sequence's sampling chain (`sampling.Chain`): logits to distributions, and draws from them.
 
-    `law(logits)` maps float32 [n_vocab] to a distribution, `look` gives the confidence with it;
-    `draw(law)` draws from one.
+    `after` are draft tokens that follow the committed ones: row k of a draft sees `draft[:k]`.
+    `law` maps a target's float32 [n_vocab] to the distribution of the token there; `look` gives the
+    one that a drafter draws from, and the drafter's confidence; `draw` draws from either.
+    `commit(tokens)`: these have joined the answer.
     """
 
     @property
     def is_greedy(self) -> bool: ...
-    def law(self, logits: Floats) -> Distribution: ...
-    def look(self, logits: Floats) -> tuple[Distribution, float]: ...
-    def draw(self, law: Distribution) -> int: ...
+    def law(self, logits: Floats, after: Sequence[int] = ()) -> Distribution: ...
+    def look(self, logits: Floats, after: Sequence[int] = ()) -> tuple[Distribution, float]: ...
+    def draw(self, law: Distribution, after: Sequence[int] = ()) -> int: ...
+    def commit(self, tokens: Sequence[int]) -> None: ...
 
 
 class Ask(NamedTuple):
@@ -222,6 +226,7 @@ class Chunk(NamedTuple):
     """What one round added to one sequence. The last chunk carries `finish_reason` and `stats`.
 
     `tokens` are committed, an end token never among them; the first `n_from_draft` were drafted.
+    `logprobs` has an entry for each of them when the request asked for it.
     """
 
     seq: int
@@ -229,6 +234,7 @@ class Chunk(NamedTuple):
     n_from_draft: int
     finish_reason: FinishReason | None = None
     stats: Stats | None = None
+    logprobs: Sequence[TokenLogprobs] | None = None
 
 
 class TensorInfo(NamedTuple):

@@ -220,11 +220,11 @@ class _Run:
 
     def take(self, logits: Floats) -> None:
         """Adds the next token, unless the block is not confident enough to go on."""
-        law, sure = self.ask.chain.look(logits)
+        law, sure = self.ask.chain.look(logits, self.tokens)
         if sure < _bound(self.ask.limit, len(self.tokens)):
             self.stopped = True
             return
-        self.tokens.append(self.ask.chain.draw(law))
+        self.tokens.append(self.ask.chain.draw(law, self.tokens))
         self.laws.append(None if len(law.ids) == 1 else law)
         self.confidence.append(sure)
 
