@@ -65,6 +65,20 @@ class ServerArgs:
     grace: Annotated[
         float, typer.Option(min=0, help="Seconds that answers may take to end at shutdown.")
     ] = 10.0
+    log: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE", help="A JSON line for each request; -: standard output; off: none."
+        ),
+    ] = "-"
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A JSON line for each round; `gguf-mtp trace` draws them.",
+            show_default=False,
+        ),
+    ] = None
 
 
 @spread
@@ -77,6 +91,7 @@ def serve(model_args: ModelArgs, sampling_args: SamplingArgs, server_args: Serve
     from ..server.guard import Access
     from ..server.worker import Worker
     from .start import describe, open_session, placement
+    from .watch import open_files, watch
 
     args = server_args
     options = dataclasses.replace(
@@ -87,10 +102,21 @@ def serve(model_args: ModelArgs, sampling_args: SamplingArgs, server_args: Serve
         n_threads=model_args.threads or max(physical_cores() - 1, 1),
     )
     access = Access(args.api_key or None, tuple(args.cors_origin or ()))
-    with listen(args.host, args.port) as listener, open_session(model_args, options) as session:
+    with (
+        listen(args.host, args.port) as listener,
+        open_files(args.log, args.trace) as files,
+        open_session(model_args, options) as session,
+    ):
         worker = Worker(session.engine, args.parallel, args.queue)
         served = _served(session, args.alias, sampling_args)
-        app = create_app(worker, served, ServerOptions(access, args.keep_alive))
+        server_options = ServerOptions(
+            access=access,
+            comment_s=args.keep_alive,
+            metrics=watch(session, files),
+            write=files.log.write if files.log else lambda _: None,
+            n_lost_lines=files.n_lost,
+        )
+        app = create_app(worker, served, server_options)
         typer.echo(f"{describe(session)}\n{placement(session, model_args.n_gpu_layers)}")
         typer.echo(f"listening on {_url(listener)}, {args.parallel} answers at once")
         if warning := exposure(args.host, access.api_key):

@@ -18,10 +18,12 @@ from starlette.concurrency import run_in_threadpool
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
+from gguf_mtp.metrics import CONTENT_TYPE, Metrics, Now
 from gguf_mtp.server import errors
 from gguf_mtp.server.errors import Problem, problem_of, respond
 from gguf_mtp.server.exchange import Exchange, collect, stream, until_gone
 from gguf_mtp.server.guard import Access, Guard
+from gguf_mtp.server.journal import Journal, Write, entry_of
 from gguf_mtp.server.plan import Plan, Served, check_ids, plan_chat, plan_completion
 from gguf_mtp.server.schemas import ChatRequest, CompletionRequest, Detokenize, Tokenize
 from gguf_mtp.server.shapes import Shapes
@@ -36,10 +38,15 @@ NOT_HERE = ("embeddings", "responses", "images/generations", "audio/speech", "mo
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """`comment_s`: a comment goes into a stream that was silent for so many seconds; 0: never."""
+    """`comment_s`: a comment goes into a stream that was silent for so many seconds; 0: never.
+    `metrics` should watch the worker's engine; `write` gets a record of every request, and
+    `n_lost_lines` says how many records were lost."""
 
     access: Access = field(default_factory=Access)
     comment_s: float = 10.0
+    metrics: Metrics = field(default_factory=Metrics)
+    write: Write = lambda _: None
+    n_lost_lines: Callable[[], int] = lambda: 0
 
 
 def create_app(worker: Worker, served: Served, options: ServerOptions) -> ASGIApp:
@@ -48,12 +55,13 @@ def create_app(worker: Worker, served: Served, options: ServerOptions) -> ASGIAp
     errors.install(app)
     _add_answers(app, worker, served, options)
     _add_facts(app, worker, served)
+    _add_metrics(app, worker, served, options)
     guarded: ASGIApp = Guard(app, options.access)
     if options.access.origins:
         guarded = CORSMiddleware(
             guarded, options.access.origins, allow_methods=("*",), allow_headers=("*",)
         )
-    return guarded
+    return Journal(guarded, options.metrics, options.write)
 
 
 def _add_answers(app: FastAPI, worker: Worker, served: Served, options: ServerOptions) -> None:
@@ -69,11 +77,15 @@ def _add_answers(app: FastAPI, worker: Worker, served: Served, options: ServerOp
         try:
             return await _answer(await run_in_threadpool(make_plan), request)
         except Exception as error:
-            return respond(problem_of(error))
+            problem = problem_of(error)
+            entry_of(request.scope).fail(problem.message)
+            return respond(problem)
 
     async def _answer(plan: Plan, request: Request) -> Response:
         shapes = Shapes(plan, served.name, int(time.time()))
-        exchange = Exchange(worker, plan)
+        entry = entry_of(request.scope)
+        entry.name(shapes.id)
+        exchange = Exchange(worker, plan, entry)
         if plan.stream:
             events = stream(exchange, plan, shapes, options.comment_s)
             headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -99,6 +111,18 @@ async def _whole(exchange: Exchange, shapes: Shapes, request: Request) -> Respon
     finally:
         choices.cancel()
         gone.cancel()
+
+
+def _add_metrics(app: FastAPI, worker: Worker, served: Served, options: ServerOptions) -> None:
+    @app.get("/metrics")
+    def metrics() -> Response:
+        now = Now(
+            n_running=worker.n_running,
+            n_waiting=worker.n_unfinished - worker.n_running,
+            n_cells=served.limits.n_ctx * served.limits.n_seq,
+            n_lost_lines=options.n_lost_lines(),
+        )
+        return Response(options.metrics.text(now), media_type=CONTENT_TYPE)
 
 
 def _add_facts(app: FastAPI, worker: Worker, served: Served) -> None:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from starlette.types import Receive
 
 from gguf_mtp.server.errors import problem_of
+from gguf_mtp.server.journal import Entry
 from gguf_mtp.server.plan import Plan
 from gguf_mtp.server.reader import Delta, End, Failure, News, Reader
 from gguf_mtp.server.shapes import Choice, Shapes, sse
@@ -23,14 +24,15 @@ DONE = b"data: [DONE]\n\n"
 
 
 class Exchange:
-    """Asks the worker for all choices of a plan. A context manager; made on the event loop.
+    """Asks the worker for all choices of a plan. A context manager; made on the event loop. `entry`
+    is told what becomes of them.
 
     Raises `Unavailable` when the queue is full, and `RequestError` for stop strings that are none.
     """
 
-    def __init__(self, worker: Worker, plan: Plan) -> None:
+    def __init__(self, worker: Worker, plan: Plan, entry: Entry) -> None:
         self.n_choices = plan.n_choices
-        self._worker = worker
+        self._worker, self._entry = worker, entry
         self._loop = asyncio.get_running_loop()
         self._news: asyncio.Queue[tuple[int, News]] = asyncio.Queue()
         self._n_open = plan.n_choices
@@ -42,6 +44,7 @@ class Exchange:
                 jobs.append(Job(reader, prompt, params, plan.max_tokens, plan.options))
                 index += 1
         self._tickets: list[Ticket] = worker.submit(jobs)
+        entry.begin(plan)
 
     async def news(self, timeout: float | None) -> tuple[int, News] | None:
         """The next news with its choice; None when none came for `timeout` seconds."""
@@ -66,12 +69,14 @@ class Exchange:
     def close(self) -> None:
         """Cancels what is unfinished."""
         if not self.is_over:
+            self._entry.leave()
             self._worker.cancel(self._tickets)
 
     def _teller(self, index: int) -> Callable[[News], None]:
         """What a reader calls on the worker's thread."""
 
         def tell(news: News) -> None:
+            self._entry.see(index, news)
             if not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._news.put_nowait, (index, news))
 

@@ -74,6 +74,10 @@ class Shapes:
         self._head = {"id": f"{prefix}-{uuid.uuid4().hex}", "created": created, "model": model}
         self._kind = kind
 
+    @property
+    def id(self) -> str:
+        return str(self._head["id"])
+
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
         ends = [choice.end for choice in choices if choice.end]
         stats = Stats()

@@ -99,6 +99,11 @@ class Worker:
         """Jobs that run or wait."""
         return self._n_unfinished
 
+    @property
+    def n_running(self) -> int:
+        """Of those, the ones that have a slot."""
+        return min(self._n_unfinished, self._n_slots)
+
     def start(self) -> None:
         self._thread.start()
 

@@ -1,0 +1,55 @@
+"""Where a server writes what it does: request records and a trace, opened before anything loads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from ..depth import AutoDepth
+from ..jsonlines import JsonLines
+from ..metrics import Metrics
+from ..session import Session
+from ..trace import Trace
+
+
+class Files(NamedTuple):
+    """What was asked for; None where nothing is written."""
+
+    log: JsonLines | None
+    trace: JsonLines | None
+
+    def n_lost(self) -> int:
+        return sum(file.n_lost for file in self if file)
+
+
+@contextmanager
+def open_files(log: str, trace: Path | None) -> Iterator[Files]:
+    """`log` is a path, "-" for standard output, or "off". Raises `GgufMtpError`."""
+    with ExitStack() as stack:
+        files = Files(
+            log=None if log == "off" else JsonLines(None if log == "-" else Path(log)),
+            trace=JsonLines(trace, keeps=False) if trace else None,
+        )
+        for file in files:
+            if file:
+                stack.callback(file.close)
+        yield files
+
+
+def watch(session: Session, files: Files) -> Metrics:
+    """Metrics of the session's engine; its trace goes to `files`."""
+    engine = session.engine
+    depth = engine.depth
+    metrics = Metrics(depth.report if isinstance(depth, AutoDepth) else None)
+    engine.observers.add(metrics)
+    if files.trace:
+        about = {
+            "model": session.facts.name or Path(session.facts.path).name,
+            "n_ctx": engine.limits.n_ctx,
+            "n_seq": engine.limits.n_seq,
+            "depth_max": depth.n_max if engine.is_drafting else 0,
+        }
+        engine.observers.add(Trace(files.trace.write, about))
+    return metrics
