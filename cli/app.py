@@ -20,6 +20,7 @@ from .inspect import inspect
 from .pull import pull
 from .run import run
 from .serve import serve
+from .trace import trace
 
 app = typer.Typer(
     name="gguf-mtp",
@@ -29,7 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (chat, run, serve, convert, graft, extract, pull, inspect, bench):
+for command in (chat, run, serve, convert, graft, extract, pull, inspect, bench, trace):
     app.command()(command)
 
 
