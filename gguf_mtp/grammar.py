@@ -1,0 +1,308 @@
+"""Grammars that an answer must obey: which tokens may come next, whatever they are drawn from.
+
+llguidance does the parsing; measured against llama.cpp's own sampler in `bench/grammar.py`. A mask
+holds every token whose bytes keep the text inside the grammar: nothing is forced, so tokenisation
+stays the model's own choice, and a token that spans two parts of the grammar is as good as two.
+Control tokens are no text: only a grammar that names them lets them through. Knows neither logits
+nor drafts nor HTTP.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from numpy.typing import NDArray
+
+from gguf_mtp.errors import RequestError
+
+__all__ = ["AfterReasoning", "Follower", "Grammar", "Grammars", "Vocabulary", "quoted"]
+
+Mask = NDArray[np.bool_]
+
+MAX_CHARS = 1 << 20
+"""Of a grammar's source."""
+N_TRIED = 4
+"""Rows that are tried before a grammar is taken: what explodes usually does so at once."""
+MAX_REASON = 300
+"""Characters."""
+MAX_LEAD = 2
+"""Tokens of white space between reasoning and the grammar's text."""
+
+_PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
+_SOURCE = re.compile(r"\d+ \|")
+_OPTIONS = '\n%llguidance {"no_forcing": true}\n'
+
+
+class Vocabulary(Protocol):
+    """What a grammar needs of a vocabulary (`llama.Vocab`)."""
+
+    def tokenize(self, text: str, add_special: bool, parse_special: bool = True) -> list[int]: ...
+    def piece(self, token: int) -> bytes: ...
+
+
+class _Tables(NamedTuple):
+    """`ends` and `blanks`: bool [n_vocab], the end tokens, and those that are only white space."""
+
+    tokenizer: LLTokenizer
+    ends: Mask
+    blanks: Mask
+
+
+class Grammars:
+    """Compiles grammars for one vocabulary of `n_vocab` tokens, which `end_tokens` end.
+
+    The vocabulary is read when the first grammar comes. May be used by several threads.
+    """
+
+    def __init__(self, vocab: Vocabulary, n_vocab: int, end_tokens: frozenset[int]) -> None:
+        self.vocab, self.end_tokens = vocab, end_tokens
+        self._n_vocab = n_vocab
+        self._lock = threading.Lock()
+        self._tables: _Tables | None = None
+
+    def compile(self, lark: str) -> Grammar:
+        """A grammar in llguidance's dialect of Lark.
+
+        Raises `RequestError` that says what is wrong with it, by line and column where that is
+        known, or that it is too large or too slow.
+        """
+        if len(lark) > MAX_CHARS:
+            raise RequestError(f"it has {len(lark)} characters, {MAX_CHARS} is the most")
+        try:
+            lark.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(f"it is not Unicode: {error.reason}") from None
+        if not self.end_tokens:
+            raise RequestError("the model has no end token, so no grammar could end its answers")
+        tables = self._read()
+        limits = LLParserLimits(verbose_errors=False)
+        matcher = LLMatcher(tables.tokenizer, lark + _OPTIONS, log_level=0, limits=limits)
+        if matcher.is_error():
+            raise RequestError(_reason(matcher.get_error()))
+        grammar = Grammar(matcher, tables)
+        grammar.follow().try_out()
+        return grammar
+
+    def marker(self, text: str) -> str:
+        """Lark for `text`, which is one token in many vocabularies: that token then, and no other
+        spelling; otherwise its characters."""
+        ids = self.vocab.tokenize(text, add_special=False)
+        return f"<[{ids[0]}]>" if len(ids) == 1 else quoted(text)
+
+    def _read(self) -> _Tables:
+        with self._lock:
+            if self._tables is None:
+                self._tables = self._make_tables()
+            return self._tables
+
+    def _make_tables(self) -> _Tables:
+        pieces = [self.vocab.piece(i) for i in range(self._n_vocab)]
+        ends, blanks = np.zeros((2, self._n_vocab), np.bool_)
+        ends[list(self.end_tokens)] = True
+        blanks[[i for i, piece in enumerate(pieces) if piece and not piece.strip(b" \n")]] = True
+        # 0xFF, which no text holds, makes a token one that only its number names.
+        tokens = [
+            piece if piece and not ends[i] else b"\xff<|%d|>" % i for i, piece in enumerate(pieces)
+        ]
+        wrapped = TokenizerWrapper(_Tokens(tokens, self.vocab, min(self.end_tokens)))
+        return _Tables(LLTokenizer(wrapped, eos_token=sorted(self.end_tokens)), ends, blanks)
+
+
+class _Tokens:
+    """A vocabulary as llguidance's `TokenizerWrapper` wants it."""
+
+    bos_token_id = None
+
+    def __init__(self, tokens: list[bytes], vocab: Vocabulary, eos_token_id: int) -> None:
+        self.tokens, self.eos_token_id = tokens, eos_token_id
+        self.special_token_ids = [i for i, t in enumerate(tokens) if t.startswith(b"\xff")]
+        self._vocab = vocab
+
+    def __call__(self, text: bytes) -> list[int]:
+        return self._vocab.tokenize(text.decode(errors="replace"), False, False)
+
+
+class Grammar:
+    """A compiled grammar; every answer that obeys it needs a follower of its own."""
+
+    def __init__(self, matcher: LLMatcher, tables: _Tables) -> None:
+        self._matcher, self._tables = matcher, tables
+
+    def follow(self) -> Follower:
+        """Obeyed from the answer's first token on."""
+        return Follower(self._matcher.deep_copy(), self._tables.ends)
+
+    def follow_after(self, close: bytes, piece: Callable[[int], bytes]) -> AfterReasoning:
+        """Obeyed once the text has held `close`; `piece` gives a token's bytes."""
+        return AfterReasoning(self.follow(), self._tables.blanks, close, piece)
+
+
+class Follower:
+    """A `params.Constraint`. `failure` says why the grammar could not be followed to its end; only
+    end tokens are allowed from there on.
+
+    What was computed for a draft is kept until the next commit, so that judging it costs nothing.
+    """
+
+    def __init__(self, matcher: LLMatcher, ends: Mask) -> None:
+        self.failure: str | None = None
+        self._matcher, self._ends = matcher, ends
+        self._bits = np.zeros((len(ends) + 31) // 32, np.uint32)
+        self._ahead: list[int] = []  # what the matcher has seen beyond the committed tokens
+        self._masks: dict[tuple[int, ...], Mask] = {}
+
+    def allowed(self, after: Sequence[int]) -> Mask:
+        key = tuple(after)
+        mask = self._masks.get(key)
+        if mask is None:
+            mask = self._masks[key] = self._mask(key)
+        return mask
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        self._masks.clear()
+        if self.failure is None and not self._move(tokens):
+            error = self._matcher.get_error()
+            token = self._first_end(tokens)[len(self._ahead)]
+            self.fail(_reason(error) if error else f"token {token} is outside of it")
+        self._ahead.clear()
+
+    def try_out(self) -> None:
+        """Raises `RequestError` when the first rows are too much for the parser, or there is
+        nothing that could be written. Only for a follower that nobody else uses."""
+        for _ in range(N_TRIED):
+            mask = self.allowed(())
+            if self.failure is not None:
+                raise RequestError(self.failure)
+            ids = (mask & ~self._ends).nonzero()[0]
+            if not len(ids):
+                return
+            self.commit([int(ids[0])])
+
+    def _mask(self, after: tuple[int, ...]) -> Mask:
+        if self.failure is not None or not self._move(after) or len(self._ahead) < len(after):
+            return self._ends  # behind an end token nothing else follows
+        self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
+        if self._matcher.is_error():  # the mask is that of the end tokens then
+            self.fail(_reason(self._matcher.get_error()))
+            return self._ends
+        bits = np.unpackbits(self._bits.view(np.uint8), count=len(self._ends), bitorder="little")
+        return bits.view(np.bool_)
+
+    def _move(self, tokens: Sequence[int]) -> bool:
+        """Takes the matcher to where `tokens` follow the committed ones, up to an end token;
+        whether the grammar lets it."""
+        tokens = self._first_end(tokens)
+        pairs = zip(self._ahead, tokens, strict=False)
+        n = next(
+            (i for i, (a, b) in enumerate(pairs) if a != b), min(len(self._ahead), len(tokens))
+        )
+        if n < len(self._ahead):
+            self._matcher.rollback(len(self._ahead) - n)
+        taken = self._matcher.try_consume_tokens(list(tokens[n:])) if n < len(tokens) else 0
+        self._ahead = list(tokens[: n + taken])
+        return n + taken == len(tokens)
+
+    def _first_end(self, tokens: Sequence[int]) -> Sequence[int]:
+        """`tokens` before the first end token."""
+        return next((tokens[:i] for i, t in enumerate(tokens) if self._ends[t]), tokens)
+
+    def fail(self, reason: str) -> None:
+        """From here on only end tokens are allowed; `reason` becomes `failure`."""
+        self.failure = reason
+
+
+class AfterReasoning:
+    """A `params.Constraint` that allows everything until `close` has come, then what `inner` does.
+
+    Before the grammar's text there may be white space, as models write it behind their reasoning.
+    """
+
+    def __init__(
+        self, inner: Follower, blanks: Mask, close: bytes, piece: Callable[[int], bytes]
+    ) -> None:
+        self._inner, self._blanks = inner, blanks
+        self._close, self._piece = close, piece
+        self._tail = b""  # of the reasoning, too short to hold `close`
+        self._is_closed = False
+        self._n_lead = 0  # tokens of white space behind `close`
+        self._is_inside = False  # the grammar's text
+
+    @property
+    def failure(self) -> str | None:
+        return self._inner.failure
+
+    def allowed(self, after: Sequence[int]) -> Mask | None:
+        at = self._closed_at(after)
+        if at is None:
+            return None
+        n_lead, at = self._skip_lead(after, at)
+        mask = self._inner.allowed(after[at:])
+        if at < len(after) or n_lead >= MAX_LEAD or self._is_inside:
+            return mask
+        return mask | self._blanks
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        at = self._closed_at(tokens)
+        if at is None:
+            self._tail = self._text(tokens)[1 - len(self._close) :]
+            return
+        if not self._is_closed:
+            self._is_closed = True
+            if self._text(tokens[:at]).partition(self._close)[2].strip():
+                self._inner.fail("the token that ends the reasoning holds text behind it")
+        self._n_lead, at = self._skip_lead(tokens, at)
+        if at < len(tokens):
+            self._is_inside = True
+            self._inner.commit(tokens[at:])
+
+    def _closed_at(self, tokens: Sequence[int]) -> int | None:
+        """How many of `tokens` belong to the reasoning and its end; None when it goes on."""
+        if self._is_closed:
+            return 0
+        text = self._tail
+        for i, token in enumerate(tokens):
+            text += self._piece(token)
+            if self._close in text:
+                return i + 1
+        return None
+
+    def _skip_lead(self, tokens: Sequence[int], at: int) -> tuple[int, int]:
+        """How many tokens of white space have come before the grammar's text, and where in `tokens`
+        that begins."""
+        n_lead = self._n_lead
+        if self._is_inside:
+            return n_lead, at
+        while at < len(tokens) and n_lead < MAX_LEAD and self._is_lead(tokens[at]):
+            n_lead, at = n_lead + 1, at + 1
+        return n_lead, at
+
+    def _is_lead(self, token: int) -> bool:
+        """White space, unless the grammar's own text may begin with it."""
+        return bool(self._blanks[token]) and not self._inner.allowed(())[token]
+
+    def _text(self, tokens: Sequence[int]) -> bytes:
+        return self._tail + b"".join(map(self._piece, tokens))
+
+
+def quoted(text: str) -> str:
+    """`text` as a string of Lark."""
+    return json.dumps(text)
+
+
+def _reason(error: str) -> str:
+    """llguidance's message in one line: the place in words, without its dump of the source."""
+    error = error.partition("<non-verbose/>")[0].partition("; following special tokens")[0]
+    if error.startswith("panic"):
+        return "the grammar library failed on it"
+    lines = [line.strip() for line in error.removeprefix("Parser Error: ").splitlines()]
+    said = [line for line in lines if line.strip("^") and not _SOURCE.match(line)]
+    text = "; ".join(said)
+    if not text or text.startswith("NoExtension"):
+        return "it leaves nothing to write"
+    return _PLACE.sub(r"line \1, column \2: ", text)[:MAX_REASON]
