@@ -41,6 +41,6 @@ def _largest(logits: NDArray[np.float32], n: int) -> NDArray[np.int64]:
         return np.empty(0, np.int64)
     n = min(n, len(logits))
     bound = np.partition(logits, len(logits) - n)[len(logits) - n]
-    ids = (logits >= bound).nonzero()[0]
-    order = (-logits[ids]).argsort(kind="stable")[:n]
+    ids: NDArray[np.int64] = (logits >= bound).nonzero()[0]
+    order: NDArray[np.int64] = (-logits[ids]).argsort(kind="stable")[:n]
     return ids[order]

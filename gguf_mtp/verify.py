@@ -1,9 +1,10 @@
 """Lossless acceptance: a draft and the target's distributions in, a verdict out.
 
-The rule is speculative sampling (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv
-2302.01318): a token x drawn from q is kept with probability min(1, p(x) / q(x)); the first one
-refused is replaced by a draw from the positive part of p - q. Whatever q was, the output follows p.
-At temperature 0 p is a point mass and the rule is "keep it while it is the target's own choice".
+Where draft and target share their randomness (temperature 0, or a seed), a draft token is kept
+while it is the target's own choice. Elsewhere the rule is speculative sampling (Leviathan et al.,
+arXiv 2211.17192; Chen et al., arXiv 2302.01318): a token x drawn from q is kept with probability
+min(1, p(x) / q(x)); the first one refused is replaced by a draw from the positive part of p - q.
+Whatever q was, the output follows p.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from gguf_mtp.sampling import Chain, probability
+from gguf_mtp.filters import probability
+from gguf_mtp.sampling import Chain
 from gguf_mtp.types import Distribution, Draft, Verdict
 
 
@@ -21,13 +23,19 @@ def verify(draft: Draft, target: Callable[[int], Distribution], chain: Chain) ->
 
     It is asked for k = 0, 1, ... only as far as tokens are kept: the rest of the rows cost nothing.
     """
-    for k, token in enumerate(draft.tokens):
-        p, q = target(k), draft.laws[k]
-        p_token = probability(p, token)
+    tokens = draft.tokens
+    for k, token in enumerate(tokens):
+        p = target(k)
+        if chain.is_coupled:
+            own = chain.draw(p, tokens[:k])
+            if own != token:
+                return Verdict(k, own)
+            continue
+        q = draft.laws[k]
         q_token = 1.0 if q is None else probability(q, token)
-        if chain.uniform() * q_token >= p_token:
-            return Verdict(k, chain.draw(residual(p, q, token)))
-    return Verdict(len(draft.tokens), chain.draw(target(len(draft.tokens))))
+        if chain.uniform() * q_token >= probability(p, token):
+            return Verdict(k, chain.draw(residual(p, q, token), tokens[:k]))
+    return Verdict(len(tokens), chain.draw(target(len(tokens)), tokens))
 
 
 def residual(p: Distribution, q: Distribution | None, token: int) -> Distribution:

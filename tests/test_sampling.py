@@ -1,95 +1,97 @@
-"""Sampling: the filters against their definitions, the draws against their law."""
+"""The chain: draws against their law, the noise of a seed, confidence, values out of range."""
 
 from __future__ import annotations
+
+from collections import Counter
 
 import numpy as np
 import pytest
 
 from gguf_mtp.errors import RequestError
-from gguf_mtp.params import SamplingParams
-from gguf_mtp.sampling import Chain, filtered, probability
+from gguf_mtp.noise import uniforms
+from gguf_mtp.params import NEVER_ON, SAMPLERS, AnswerOptions, SamplingParams, sampler_order
+from gguf_mtp.sampling import Chain
 from gguf_mtp.types import Distribution
+from tests.sampling_reference import softmax
+
+LAW = Distribution(np.array([7, 3, 9]), np.array([0.5, 0.3, 0.2]))
 
 
-def softmax(x: np.ndarray) -> np.ndarray:
-    e = np.exp(x.astype(np.float64) - x.max())
-    return e / e.sum()
+def unseeded(seed: int = 1) -> Chain:
+    return Chain(SamplingParams(), rng=np.random.default_rng(seed))
 
 
-def by_definition(logits: np.ndarray, p: SamplingParams) -> dict[int, float]:
-    """llama.cpp's default chain, one token at a time, sorted in full."""
-    order = sorted(range(len(logits)), key=lambda i: (-logits[i], i))
-    if p.top_k:
-        order = order[: p.top_k]
-    if p.top_p < 1:
-        probs, total, kept = softmax(logits[order]), 0.0, []
-        for i, prob in zip(order, probs, strict=True):
-            kept.append(i)
-            total += prob
-            if total >= p.top_p:
-                break
-        order = kept
-    if p.min_p:
-        probs = softmax(logits[order])
-        order = [i for i, prob in zip(order, probs, strict=True) if prob >= p.min_p * probs[0]]
-    probs = softmax(logits[order] / np.float64(p.temperature))
-    return dict(zip(order, probs, strict=True))
-
-
-@pytest.mark.parametrize("n_vocab", [5, 300, 20_001])
-@pytest.mark.parametrize(
-    "params",
-    [
-        SamplingParams(1.0, 0, 1.0, 0.0),
-        SamplingParams(0.7, 40, 1.0, 0.0),
-        SamplingParams(0.7, 0, 0.9, 0.0),
-        SamplingParams(1.3, 0, 0.999, 0.0),
-        SamplingParams(1.3, 0, 1.0, 0.05),
-        SamplingParams(0.6, 40, 0.95, 0.05),
-        SamplingParams(2.0, 1, 0.5, 1.0),
-    ],
-)
-def test_filters_are_what_llama_cpp_defines(n_vocab: int, params: SamplingParams) -> None:
-    for seed in range(3):
-        logits = (3 * np.random.default_rng(seed).standard_normal(n_vocab)).astype(np.float32)
-        law = filtered(logits, params)
-        expected = by_definition(logits, params)
-        assert set(law.ids.tolist()) == set(expected)
-        for token, prob in zip(law.ids, law.probs, strict=True):
-            assert prob == pytest.approx(expected[int(token)], rel=1e-5)
-
-
-@pytest.mark.parametrize("n_vocab", [100, 129_280])
-@pytest.mark.parametrize("spread", [0.5, 3.0, 20.0])
-@pytest.mark.parametrize("k", [1, 40, 1000])
-def test_top_k_is_found_wherever_it_lies(n_vocab: int, spread: float, k: int) -> None:
-    """Flat laws have more than k tokens near the top, sharp ones fewer."""
-    rng = np.random.default_rng(n_vocab + k)
-    logits = (spread * rng.standard_normal(n_vocab)).astype(np.float32)
-    expected = np.lexsort((np.arange(n_vocab), -logits))[:k]
-    assert filtered(logits, SamplingParams(1.0, k, 1.0, 0.0)).ids.tolist() == expected.tolist()
-
-
-def test_greedy_is_the_first_of_equal_maxima() -> None:
-    law = Chain(SamplingParams(temperature=0)).law(np.array([1, 5, 5, 2], np.float32))
-    assert (law.ids.tolist(), law.probs.tolist()) == ([1], [1.0])
+def chi_square(draws: list[int]) -> float:
+    """Against `LAW`; 2 degrees of freedom."""
+    expected = len(draws) * LAW.probs
+    counts = np.bincount(draws, minlength=10)[LAW.ids]
+    return float(((counts - expected) ** 2 / expected).sum())
 
 
 def test_draws_follow_the_law() -> None:
-    law = Distribution(np.array([7, 3, 9]), np.array([0.5, 0.3, 0.2]))
-    chain = Chain(SamplingParams(seed=1))
+    chain = unseeded()
+    assert chi_square([chain.draw(LAW) for _ in range(20_000)]) < 13.8  # p = 0.001
+
+
+@pytest.mark.parametrize("over", ["positions", "seeds"])
+def test_seeded_draws_follow_the_law(over: str) -> None:
     n = 20_000
-    counts = np.bincount([chain.draw(law) for _ in range(n)], minlength=10)[law.ids]
-    chi2 = ((counts - n * law.probs) ** 2 / (n * law.probs)).sum()
-    assert chi2 < 13.8  # 2 degrees of freedom, p = 0.001
+    if over == "positions":
+        chain = Chain(SamplingParams(seed=3))
+        draws = [chain.draw(LAW, range(k)) for k in range(n)]
+    else:
+        draws = [Chain(SamplingParams(seed=s)).draw(LAW) for s in range(n)]
+    assert chi_square(draws) < 13.8
 
 
-def test_the_same_seed_draws_the_same() -> None:
-    law = Distribution(np.arange(50), np.full(50, 0.02))
-    draws = [[Chain(SamplingParams(seed=s)).draw(law) for s in (5,) * 3] for _ in range(2)]
-    assert draws[0] == draws[1]
-    one, two = Chain(SamplingParams(seed=5)), Chain(SamplingParams(seed=6))
-    assert [one.draw(law) for _ in range(20)] != [two.draw(law) for _ in range(20)]
+def test_a_seeded_draw_depends_on_its_place_alone() -> None:
+    flat = Distribution(np.arange(50), np.full(50, 0.02))
+    chain = Chain(SamplingParams(seed=5), [1, 2, 3])
+    ahead = [chain.draw(flat, range(k)) for k in range(20)]
+    for token in ahead:
+        assert chain.draw(flat) == token
+        chain.commit([token])
+    assert len(set(ahead)) > 10
+    other = Chain(SamplingParams(seed=6), [1, 2, 3])
+    assert [other.draw(flat, range(k)) for k in range(20)] != ahead
+
+
+def test_near_laws_draw_the_same_token() -> None:
+    """What shares its noise with the target is right almost as often as the laws overlap."""
+    rng, n_same = np.random.default_rng(0), 0
+    for place in range(2000):
+        p = softmax(rng.standard_normal(40))
+        q = p * np.exp(0.2 * rng.standard_normal(40))
+        ids, chain = np.arange(40), Chain(SamplingParams(seed=1), range(place))
+        n_same += chain.draw(Distribution(ids, p)) == chain.draw(Distribution(ids, q / q.sum()))
+    assert n_same / 2000 > 0.85  # two independent draws agree in about 0.05
+
+
+def test_unseeded_chains_differ() -> None:
+    flat = Distribution(np.arange(1000), np.full(1000, 0.001))
+    one, two = Chain(SamplingParams()), Chain(SamplingParams())
+    assert [one.draw(flat) for _ in range(20)] != [two.draw(flat) for _ in range(20)]
+
+
+def test_noise_is_uniform_and_independent() -> None:
+    """Over tokens, positions and seeds: mean, variance, and correlation with the neighbour."""
+    ids = np.arange(500)
+    u = np.array([[uniforms(s, p, ids) for p in range(40)] for s in range(5)])
+    assert 0 < u.min() < u.max() < 1
+    assert u.mean() == pytest.approx(0.5, abs=0.004)  # 4 sigma of 100,000
+    assert u.var() == pytest.approx(1 / 12, abs=0.001)
+    for axis in range(3):
+        a, b = np.delete(u, -1, axis).ravel(), np.delete(u, 0, axis).ravel()
+        assert abs(np.corrcoef(a, b)[0, 1]) < 0.014
+    few = uniforms(3, 4, np.array([17, 4]))
+    assert few.tolist() == uniforms(3, 4, ids)[[17, 4]].tolist()
+    assert uniforms(1 << 64 | 3, 4, ids).tolist() == uniforms(3, 4, ids).tolist()
+
+
+def test_a_very_low_temperature_draws_the_likeliest() -> None:
+    logits = np.array([1.0, 9.0, 4.0], np.float32)
+    chain = Chain(SamplingParams(1e-3, 0, 1.0, 0.0, seed=1))
+    assert {chain.draw(chain.law(logits), range(k)) for k in range(50)} == {1}
 
 
 def test_a_look_is_the_law_and_the_largest_softmax_near_the_top() -> None:
@@ -105,9 +107,46 @@ def test_a_look_is_the_law_and_the_largest_softmax_near_the_top() -> None:
             assert sure == pytest.approx(softmax(near).max(), rel=1e-5)
 
 
-def test_probability_of_a_filtered_token_is_zero() -> None:
-    law = Distribution(np.array([4, 2]), np.array([0.75, 0.25]))
-    assert [probability(law, t) for t in (4, 2, 0)] == [0.75, 0.25, 0.0]
+def test_penalties_slide_over_prompt_answer_and_draft() -> None:
+    """Row k sees draft[:k], and a refused draft leaves nothing behind."""
+    params = SamplingParams(1.0, 0, 1.0, 0.0, presence_penalty=50.0, repeat_last_n=3)
+    chain, logits = Chain(params, [0, 1, 2, 3]), np.zeros(8, np.float32)
+
+    def banned(after: list[int]) -> set[int]:
+        law = chain.law(logits, after)
+        return {int(i) for i, p in zip(law.ids, law.probs, strict=True) if p < 1e-9}
+
+    assert banned([]) == {1, 2, 3}
+    assert banned([5]) == {2, 3, 5}
+    assert banned([5, 5]) == {3, 5}
+    assert banned([5, 6, 7, 0]) == {6, 7, 0}
+    assert banned([]) == {1, 2, 3}
+    chain.commit([5, 5])
+    assert banned([]) == {3, 5}
+    assert banned([6]) == {5, 6}
+
+
+def test_penalties_count_as_a_plain_count_does() -> None:
+    rng = np.random.default_rng(2)
+    params = SamplingParams(1.0, 0, 1.0, 0.0, frequency_penalty=0.5, repeat_last_n=10)
+    history, logits = rng.integers(0, 9, 25).tolist(), np.zeros(9, np.float32)
+    chain = Chain(params, history)
+    for _ in range(40):
+        after = rng.integers(0, 9, rng.integers(0, 5)).tolist()
+        law, counts = chain.law(logits, after), Counter([*history, *after][-10:])
+        expected = softmax(np.array([-0.5 * counts[i] for i in range(9)]))
+        assert law.probs[law.ids.argsort()] == pytest.approx(expected, rel=1e-5)
+        new = rng.integers(0, 9, rng.integers(0, 4)).tolist()
+        history += new
+        chain.commit(new)
+
+
+def test_a_bias_for_no_token_does_nothing() -> None:
+    chain = Chain(SamplingParams(logit_bias=((1 << 30, 5.0),)))
+    assert chain.law(np.array([0, 9], np.float32)).ids.tolist() == [1]
+
+
+# -- values --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -122,9 +161,46 @@ def test_probability_of_a_filtered_token_is_zero() -> None:
         ("min_p", -0.01),
         ("min_p", 2.0),
         ("seed", -1),
+        ("typical_p", 0.0),
+        ("typical_p", 1.01),
+        ("repeat_penalty", 0.0),
+        ("repeat_penalty", float("inf")),
+        ("repeat_last_n", -2),
+        ("presence_penalty", float("nan")),
+        ("frequency_penalty", float("inf")),
     ],
 )
 def test_values_out_of_range_are_named(field: str, value: float) -> None:
     with pytest.raises(RequestError, match=field) as error:
         SamplingParams(**{field: value})
     assert str(value) in str(error.value)
+
+
+@pytest.mark.parametrize("pair", [(-1, 0.0), (3, float("inf")), (3, float("nan"))])
+def test_a_bias_that_means_nothing_is_named(pair: tuple[int, float]) -> None:
+    with pytest.raises(RequestError, match=f"token {pair[0]} the bias {pair[1]}"):
+        SamplingParams(logit_bias=(pair,))
+
+
+def test_a_bias_past_the_vocabulary_is_named() -> None:
+    params = SamplingParams(logit_bias=((9, 1.0), (10, 1.0)))
+    params.check_vocabulary(11)
+    with pytest.raises(RequestError, match="token 10, but the vocabulary ends at 9"):
+        params.check_vocabulary(10)
+
+
+def test_sampler_names_are_read_as_llama_cpp_reads_them() -> None:
+    names = ["PENALTIES", "dry", "top-n-sigma", "topk", "typ-p", "nucleus", "minp", "xtc", "temp"]
+    assert sampler_order(names) == SAMPLERS
+    assert sampler_order(sorted(NEVER_ON)) == ()
+    with pytest.raises(RequestError, match="'mirostat'"):
+        sampler_order(["mirostat"])
+    with pytest.raises(RequestError, match="top_k comes twice"):
+        sampler_order(["top_k", "topk"])
+    with pytest.raises(RequestError, match="spelt"):
+        SamplingParams(samplers=("topk",))
+
+
+def test_a_negative_count_of_logprobs_is_named() -> None:
+    with pytest.raises(RequestError, match="n_logprobs is -1"):
+        AnswerOptions(n_logprobs=-1)

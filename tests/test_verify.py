@@ -24,9 +24,13 @@ Q = Distribution(np.array([0, 2, 3]), np.array([0.6, 0.1, 0.3]))
 """Overlaps the target's law in part: 3 is never right at the first place, 5 and 1 never drafted."""
 
 
+def unseeded(seed: int) -> Chain:
+    return Chain(SamplingParams(), rng=np.random.default_rng(seed))
+
+
 def outputs(make_draft: Callable[[Chain], Draft], n: int = N_DRAWS) -> Counter[tuple[int, int]]:
     """The first two tokens that come out, over `n` rounds."""
-    chain, seen = Chain(SamplingParams(seed=3)), Counter()
+    chain, seen = unseeded(3), Counter()
     for _ in range(n):
         draft = make_draft(chain)
         verdict = verify(draft, lambda k: P[k], chain)
@@ -86,7 +90,7 @@ def test_mutant_that_misstates_the_drafts_law_is_caught() -> None:
 def test_acceptance_is_the_overlap_of_the_laws() -> None:
     """E[accepted] = sum min(p, q) = 0.3 + 0.1 for the first token (arXiv 2211.17192, theorem
     3.5)."""
-    chain, n_accepted = Chain(SamplingParams(seed=5)), 0
+    chain, n_accepted = unseeded(5), 0
     for _ in range(5_000):
         draft = Draft([chain.draw(Q)], [Q], [0.6], "fake")
         n_accepted += verify(draft, lambda k: P[k], chain).n_accepted
@@ -104,6 +108,28 @@ def test_greedy_keeps_the_targets_own_choices() -> None:
     ]:
         made = Draft(draft, [None] * len(draft), [1.0] * len(draft), "fake")
         assert verify(made, lambda k: point[k], chain) == expected
+
+
+def test_a_seed_keeps_what_the_target_draws_itself() -> None:
+    """Whatever was drafted, and whatever its law is said to be, the text is the seed's."""
+    rng = np.random.default_rng(0)
+    for seed in range(200):
+        chain = Chain(SamplingParams(seed=seed), [1, 2])
+        own = [chain.draw(P[k], range(k)) for k in range(3)]
+        draft = Draft(rng.integers(0, 6, 2).tolist(), [Q, None], [0.6, 0.6], "fake")
+        n, token = verify(draft, lambda k: P[k], chain)
+        assert [*draft.tokens[:n], token] == own[: n + 1]
+        assert n == 2 or draft.tokens[n] != own[n]
+
+
+def test_a_seeds_draft_is_right_where_the_laws_are_equal() -> None:
+    for seed in range(100):
+        chain = Chain(SamplingParams(seed=seed))
+        tokens: list[int] = []
+        for k in range(2):
+            tokens.append(chain.draw(P[k], tokens))
+        draft = Draft(tokens, P[:2], [0.5, 0.5], "fake")
+        assert verify(draft, lambda k: P[k], chain).n_accepted == 2
 
 
 def test_rows_behind_a_refusal_are_not_looked_at() -> None:
