@@ -89,11 +89,16 @@ class Grammars:
         grammar.follow().try_out()
         return grammar
 
+    def token(self, text: str) -> int | None:
+        """The token that `text` names or is; None where it is several."""
+        ids = self.vocab.tokenize(text, add_special=False)
+        return ids[0] if len(ids) == 1 else None
+
     def marker(self, text: str) -> str:
         """Lark for `text`, which is one token in many vocabularies: that token then, and no other
         spelling; otherwise its characters."""
-        ids = self.vocab.tokenize(text, add_special=False)
-        return f"<[{ids[0]}]>" if len(ids) == 1 else quoted(text)
+        token = self.token(text)
+        return quoted(text) if token is None else f"<[{token}]>"
 
     def _read(self) -> _Tables:
         with self._lock:

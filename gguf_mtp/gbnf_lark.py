@@ -1,0 +1,94 @@
+"""GBNF as the Lark that llguidance reads.
+
+GBNF speaks of characters, Lark of terminals that take as much as they can; so a grammar without
+recursion becomes one terminal, and one with recursion keeps its rules, down to single characters:
+either says exactly what the GBNF said.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+
+from gguf_mtp.errors import RequestError
+from gguf_mtp.gbnf import Chars, Choice, Many, Node, Parser, Ref, Seq, Text, Token
+
+__all__ = ["to_lark"]
+
+
+def to_lark(source: str, token_of: Callable[[str], int | None]) -> str:
+    """Lark for a grammar whose start is `root`; `token_of` finds the token that a text is.
+
+    Raises `RequestError` with line and column.
+    """
+    parser = Parser(source, token_of)
+    rules = parser.rules()
+    if "root" not in rules:
+        raise RequestError("there is no rule called root")
+    used = _reachable(rules, parser)
+    is_regular = not _is_recursive(rules, used) and not any(
+        isinstance(node, Token) for name in used for node in _all(rules[name])
+    )
+    prefix = "T" if is_regular else "r"
+    names = {name: f"{prefix}{i}" for i, name in enumerate(used)}
+    lines = [f"start: {names['root']}"]
+    lines += [f"{names[name]}: {_written(rules[name], names, is_regular)}" for name in used]
+    return "\n".join(lines)
+
+
+def _all(node: Node) -> Iterator[Node]:
+    yield node
+    if isinstance(node, Seq | Choice):
+        for inner in node.nodes:
+            yield from _all(inner)
+    elif isinstance(node, Many):
+        yield from _all(node.node)
+
+
+def _refs(node: Node) -> list[Ref]:
+    return [inner for inner in _all(node) if isinstance(inner, Ref)]
+
+
+def _reachable(rules: Mapping[str, Node], parser: Parser) -> list[str]:
+    """The rules that `root` leads to, itself first."""
+    found = ["root"]
+    for name in found:  # grows meanwhile
+        for ref in _refs(rules[name]):
+            if ref.name not in rules:
+                raise parser.wrong(f"there is no rule called {ref.name}", ref.at)
+            if ref.name not in found:
+                found.append(ref.name)
+    return found
+
+
+def _is_recursive(rules: Mapping[str, Node], names: list[str]) -> bool:
+    """Whether some rule leads back to itself: then not all can be put away, innermost first."""
+    left = {name: {ref.name for ref in _refs(rules[name])} for name in names}
+    while leaves := [name for name, refs in left.items() if not refs & left.keys()]:
+        for name in leaves:
+            del left[name]
+    return bool(left)
+
+
+def _written(node: Node, names: Mapping[str, str], is_regular: bool) -> str:
+    """Lark for `node`; literals in one piece only inside of a terminal."""
+
+    def group(inner: Node) -> str:
+        text = _written(inner, names, is_regular)
+        return text if isinstance(inner, Chars | Token | Ref) else f"({text})"
+
+    match node:
+        case Chars(regex):
+            return f"/{regex}/"
+        case Text(text):
+            return json.dumps(text) if is_regular or not text else " ".join(map(json.dumps, text))
+        case Token(lark):
+            return lark
+        case Ref(name):
+            return names[name]
+        case Many(inner, least, most):
+            return f"{group(inner)}{{{least},{'' if most is None else most}}}"
+        case Seq(nodes):
+            return " ".join(map(group, nodes)) if nodes else '""'
+        case Choice(nodes):
+            return " | ".join(map(group, nodes))
