@@ -17,6 +17,7 @@ from .chat import chat
 from .convert import convert
 from .graft import extract, graft
 from .inspect import inspect
+from .plan import plan
 from .pull import pull
 from .run import run
 from .serve import serve
@@ -30,7 +31,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (chat, run, serve, convert, graft, extract, pull, inspect, bench, trace):
+for command in (chat, run, serve, convert, graft, extract, pull, inspect, plan, bench, trace):
     app.command()(command)
 
 

@@ -17,11 +17,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..errors import ConversionError
-from .checkpoint import Checkpoint
 from .deepseek_kv import metadata
 from .family import Extra, Family
 from .hparams import Hyperparameters
-from .plan import Adapted, Ledger, OutputTensor, Piece, Weight
+from .plan import Adapted, Books, Ledger, OutputTensor, Piece, Source, Weight
 
 _COMPARED_AT_ONCE = 1 << 22
 _EXPERT = "mlp.experts.{}.{}_proj.weight"
@@ -52,8 +51,10 @@ def needs(config: Mapping[str, Any], mtp: Mtp, name: str) -> bool:
 V3 = Family()
 
 
-def adapt(checkpoint: Checkpoint, choices: Choices, family: Family = V3) -> Adapted:
-    """Which GGUF tensors and metadata the checkpoint makes.
+def adapt(
+    checkpoint: Source, choices: Choices, family: Family = V3, books: Books | None = None
+) -> Adapted:
+    """Which GGUF tensors and metadata the checkpoint makes; `books` are a `Ledger` unless given.
 
     Raises `ConversionError` for a configuration this architecture does not have, and for a tensor
     that is missing, misshapen or unknown. Reads no weights but the MTP block's copies of embedding
@@ -61,7 +62,7 @@ def adapt(checkpoint: Checkpoint, choices: Choices, family: Family = V3) -> Adap
     """
     config = {**family.defaults, **checkpoint.config}
     h = Hyperparameters.read(config)
-    ledger = Ledger(checkpoint.tensors, h.fp8_block)
+    ledger = books or Ledger(checkpoint.tensors, h.fp8_block)
     builder = _Builder(checkpoint, h, ledger, family.extras(config))
     builder.root()
     if choices.mtp == "only":
@@ -88,9 +89,9 @@ def adapt(checkpoint: Checkpoint, choices: Choices, family: Family = V3) -> Adap
 
 @dataclass(slots=True)
 class _Builder:
-    checkpoint: Checkpoint
+    checkpoint: Source
     h: Hyperparameters
-    ledger: Ledger
+    ledger: Books
     extras: Sequence[Extra]
     outputs: list[OutputTensor] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -266,7 +267,7 @@ def _whole(weight: Weight) -> Piece:
     return Piece(weight, 0, weight.tensor.n_rows)
 
 
-def _blocks_after(checkpoint: Checkpoint, n_layer: int) -> list[int]:
+def _blocks_after(checkpoint: Source, n_layer: int) -> list[int]:
     numbers = {
         int(match[1])
         for name in checkpoint.tensors

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 
 from ..errors import ConversionError
 from . import deepseek, deepseek_v2, deepseek_v32, glm4_moe_lite
-from .checkpoint import Checkpoint
 from .family import Family
-from .plan import Adapted
+from .plan import Adapted, Books, Source
 
 FAMILIES: Mapping[str, Family] = {
     "DeepseekV3ForCausalLM": deepseek.V3,  # V3, R1, V3.1, Kimi-K2
@@ -18,7 +17,7 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 
-def adapt(checkpoint: Checkpoint, choices: deepseek.Choices) -> Adapted:
+def adapt(checkpoint: Source, choices: deepseek.Choices, books: Books | None = None) -> Adapted:
     """As `deepseek.adapt`, for the checkpoint's own family; raises `ConversionError` for others."""
     names = checkpoint.config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
@@ -29,6 +28,6 @@ def adapt(checkpoint: Checkpoint, choices: deepseek.Choices) -> Adapted:
             "llama.cpp's convert_hf_to_gguf.py may know it, and its file may run here"
         )
     try:
-        return deepseek.adapt(checkpoint, choices, family)
+        return deepseek.adapt(checkpoint, choices, family, books)
     except OSError as error:
         raise ConversionError(f"cannot read {error.filename}: {error.strerror}") from None

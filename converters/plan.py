@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from ..errors import ConversionError
 from .checkpoint import SourceTensor
@@ -80,6 +80,27 @@ class Adapted:
     n_merged: int
     dropped: dict[str, str]
     notes: tuple[str, ...]
+
+
+class Source(Protocol):
+    """A checkpoint as planning sees it: `checkpoint.Checkpoint`, or one that is only announced."""
+
+    @property
+    def config(self) -> dict[str, Any]: ...
+    @property
+    def tensors(self) -> Mapping[str, SourceTensor]: ...
+    def read_into(self, tensor: SourceTensor, offset: int, buffer: memoryview) -> None: ...
+
+
+class Books(Protocol):
+    """What hands out source tensors: `Ledger`, or one of a checkpoint that is only announced."""
+
+    @property
+    def dropped(self) -> dict[str, str]: ...
+    def has(self, name: str) -> bool: ...
+    def take(self, name: str, shape: tuple[int, ...], fate: Fate = "written") -> Weight: ...
+    def drop(self, name: str, reason: str) -> None: ...
+    def settle(self) -> tuple[int, int]: ...
 
 
 class Ledger:

@@ -8,7 +8,31 @@ from __future__ import annotations
 
 import re
 
+from gguf_mtp.ggml_types import TENSOR_TYPES
 from gguf_mtp.types import ModelFacts
+
+_CACHED = ("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL")
+CACHE_TYPES = {t.name.lower(): t for t in TENSOR_TYPES.values() if t.name in _CACHED}
+"""ggml's types by the names that `--cache-type-k` takes; attention reads no others."""
+
+
+def layer_of(name: str) -> int | None:
+    """The layer that a tensor belongs to by its name; None for embedding and output."""
+    found = re.match(r"blk\.(\d+)\.", name)
+    return int(found[1]) if found else None
+
+
+def is_routed(name: str) -> bool:
+    """Whether a tensor stacks routed experts, of which a token reads only some."""
+    return "_exps." in name
+
+
+def expert_share(facts: ModelFacts, n_rows: float) -> float:
+    """The share of a layer's routed experts that `n_rows` rows wake together, if each picks its own
+    at random: 1 - (1 - k/E)^m. Neighbouring rows agree more often, so it is an upper bound."""
+    if not facts.n_expert:
+        return 1.0
+    return float(1.0 - (1.0 - facts.n_expert_used / facts.n_expert) ** n_rows)
 
 
 def weights_per_token(facts: ModelFacts) -> int:
@@ -19,13 +43,12 @@ def weights_per_token(facts: ModelFacts) -> int:
     """
     total = 0.0
     for tensor in facts.tensors:
-        layer = re.match(r"blk\.(\d+)\.", tensor.name)
-        if layer and int(layer[1]) >= facts.n_layer:
+        layer = layer_of(tensor.name)
+        if layer is not None and layer >= facts.n_layer:
             continue
         if tensor.name == "token_embd.weight":
             continue
-        used = facts.n_expert_used / facts.n_expert if "_exps." in tensor.name else 1.0
-        total += tensor.n_bytes * used
+        total += tensor.n_bytes * (expert_share(facts, 1) if is_routed(tensor.name) else 1.0)
     return int(total)
 
 
@@ -34,6 +57,15 @@ def kv_per_cell(facts: ModelFacts, bytes_per_value: int = 2) -> int | None:
 
     The compressed key of MLA serves as value too. None when a model's layers differ in width.
     """
+    widths = kv_widths(facts)
+    if widths is None:
+        return None
+    return (facts.n_layer + facts.n_mtp) * sum(widths) * bytes_per_value
+
+
+def kv_widths(facts: ModelFacts) -> tuple[int, int] | None:
+    """Values that one cell of one layer holds as key and as value; the compressed key of MLA serves
+    as value too. None when a model's layers differ in width."""
     arch = facts.architecture
     heads = facts.kv.get(f"{arch}.attention.head_count_kv", 1)
     key = facts.kv.get(f"{arch}.attention.key_length")
@@ -43,4 +75,4 @@ def kv_per_cell(facts: ModelFacts, bytes_per_value: int = 2) -> int | None:
     widths = [n for n in (heads, key, value) if isinstance(n, int)]
     if len(widths) < 3:
         return None
-    return (facts.n_layer + facts.n_mtp) * widths[0] * (widths[1] + widths[2]) * bytes_per_value
+    return widths[0] * widths[1], widths[0] * widths[2]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from gguf_mtp.llama.binding import LLAMA_CPP_PYTHON
 from gguf_mtp.llama.context import REFUSED, Context, ContextOptions
-from gguf_mtp.llama.devices import accelerators
+from gguf_mtp.llama.devices import accelerators, devices
 from gguf_mtp.llama.model import Model, ModelOptions
 from gguf_mtp.llama.vocab import Vocab
 
@@ -24,4 +24,5 @@ __all__ = [
     "ModelOptions",
     "Vocab",
     "accelerators",
+    "devices",
 ]

@@ -1,0 +1,214 @@
+"""`gguf-mtp plan`: where a model would lie, how much context fits, and how fast it may run.
+
+It needs neither the hardware nor the weights: a header will do, or a hub's config.json and the type
+that it would be converted to.
+"""
+
+from __future__ import annotations
+
+import json as json_module
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .options import spread
+
+if TYPE_CHECKING:
+    from ..offload import Machine, OffloadPlan, Subject
+    from ..types import ModelFacts
+
+__all__ = ["plan"]
+
+
+@dataclass(frozen=True)
+class MachineArgs:
+    """A machine, as it is or as it might be."""
+
+    vram: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZES",
+            help="Free memory of each device, with GB/s if known: 24G,48G@1000; 0: no device. "
+            "This machine's devices without it.",
+            show_default=False,
+        ),
+    ] = None
+    ram: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Memory for the CPU's part, with GB/s if known: 256G@80. This machine's without.",
+            show_default=False,
+        ),
+    ] = None
+    margin: Annotated[
+        str, typer.Option(metavar="SIZE", help="Device memory to leave free on each.")
+    ] = "1G"
+
+
+@dataclass(frozen=True)
+class RunArgs:
+    """The run that is planned."""
+
+    ctx: Annotated[
+        int,
+        typer.Option(
+            "-c",
+            "--ctx",
+            "--ctx-size",
+            min=0,
+            help="Context in tokens; 0: the model's, at most 8192.",
+        ),
+    ] = 0
+    parallel: Annotated[
+        int, typer.Option("-np", "--parallel", min=1, help="Sequences at once.")
+    ] = 1
+    batch: Annotated[
+        int, typer.Option("-ub", "--ubatch-size", min=0, help="Rows of a decode; 0: 512.")
+    ] = 0
+    cache_type: Annotated[
+        str, typer.Option("--cache-type", help="Type of the KV cache: f16, q8_0, q4_0, ...")
+    ] = "f16"
+    draft: Annotated[bool, typer.Option(help="Load the MTP block, if the model has one.")] = True
+    draft_max: Annotated[
+        int, typer.Option("--draft-max", min=0, help="Most tokens to draft at once.")
+    ] = 8
+    draft_model: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="The file that the MTP block lies in.", show_default=False
+        ),
+    ] = None
+
+
+@spread
+def plan(
+    machine_args: MachineArgs,
+    run_args: RunArgs,
+    model: Annotated[
+        Path | None,
+        typer.Argument(help="A GGUF file; only its header is read.", show_default=False),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="A hub's config.json instead of a file.", show_default=False
+        ),
+    ] = None,
+    type_: Annotated[
+        str, typer.Option("--type", help="With --config: what it would be converted to.")
+    ] = "q4_k_m",
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Plan where a model would lie, and predict how fast it runs; loads nothing."""
+    from ..offload import fit
+    from ..offload.report import document
+
+    subject = _subject(_facts(model, config, type_), run_args)
+    machine = _machine(machine_args)
+    made = fit(subject, machine)
+    found = document(made, subject, machine)
+    if json:
+        print(json_module.dumps(found, ensure_ascii=False))
+    else:
+        _show(made, found)
+
+
+def _facts(model: Path | None, config: Path | None, type_: str) -> ModelFacts:
+    from ..errors import RequestError
+
+    if (model is None) == (config is None):
+        raise RequestError("give a model file or --config, one of the two")
+    if model is not None:
+        from ..metadata import read
+
+        return read(model)
+    from ..converters.announced import announced
+
+    assert config is not None
+    return announced(config, type_)
+
+
+def _subject(facts: ModelFacts, args: RunArgs) -> Subject:
+    from .. import sidefile, sizing
+    from ..offload import Subject
+
+    wanted = args.draft and args.draft_max > 0
+    side = sidefile.read(args.draft_model) if wanted and args.draft_model else None
+    drafts = wanted and (side is not None or facts.can_draft)
+    n_ctx = args.ctx or min(facts.context_length, sizing.N_CTX)
+    contexts = sizing.contexts(n_ctx, args.parallel, args.draft_max, drafts, args.batch)
+    contexts = replace(contexts, cache_k=args.cache_type, cache_v=args.cache_type)
+    return Subject(facts, contexts, side)
+
+
+def _machine(args: MachineArgs) -> Machine:
+    from ..offload import Machine, parse_devices, parse_host, parse_size
+
+    margin = parse_size(args.margin)
+    if args.vram is None:
+        from ..llama import devices
+
+        found = devices(margin)
+    else:
+        found = parse_devices(args.vram, margin)
+    if args.ram is None:
+        from ..memory import host
+
+        return Machine(found, host())
+    return Machine(found, parse_host(args.ram))
+
+
+def _show(made: OffloadPlan, found: dict[str, Any]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from ..offload.report import HEADINGS, rows
+
+    table = Table(box=box.SIMPLE, show_edge=False, pad_edge=False)
+    for i, heading in enumerate(HEADINGS):
+        table.add_column(heading, justify="right" if i else "left", no_wrap=True)
+    for row in rows(made):
+        table.add_row(*row)
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(found["model"], markup=False)
+    console.print(table)
+    for text in _summary(made, found):
+        console.print(text, markup=False)
+
+
+def _summary(made: OffloadPlan, found: dict[str, Any]) -> list[str]:
+    from ..offload.advice import gib
+
+    context, predicted = found["context"], found["predicted"]
+    out = [
+        "",
+        f"{'place':12}" + "".join(f"{h:>11}" for h in ("weights", "cache", "buffers", "used")),
+    ]
+    out[-1] += "  of"
+    for device in found["devices"]:
+        name, budget = device["name"], device["budget"]
+        of = gib(budget) if budget is not None else "unknown"
+        sizes = (made.weights(name), made.cache(name), made.compute.get(name, 0), device["used"])
+        out.append(f"{name:12}" + "".join(f"{gib(n):>11}" for n in sizes) + f"  {of}")
+    most = f"{context['most_cells_without_mtp']:,} without MTP"
+    if context["most_cells_with_mtp"] is not None:
+        most = f"{context['most_cells_with_mtp']:,} with MTP, {most}"
+    held = "whose cache the devices hold" if len(found["devices"]) > 1 else "that memory holds"
+    out += ["", f"context     {context['cells']:,} tokens; the most {held}: {most}"]
+    if len(found["devices"]) > 1 and not context["op_offload"]:
+        out.append(
+            "batches     read with the CPU's experts in place (--no-op-offload): no room to copy"
+        )
+    by_depth = ", ".join(f"depth {k} {v:.1f}" for k, v in predicted["by_depth"].items())
+    assumed = f" (acceptance {predicted['acceptance_assumed']} assumed)" if by_depth else ""
+    bandwidths = ", ".join(f"{d} {b / 1e9:.0f} GB/s" for d, b in predicted["bandwidth"].items())
+    out.append(
+        f"prediction  plain {predicted['plain']:.1f} tokens/s"
+        + (f", {by_depth}{assumed}" if by_depth else "")
+        + f", from {bandwidths}"
+    )
+    return [*out, *(f"note        {sentence}" for sentence in found["advice"])]

@@ -1,0 +1,116 @@
+"""What a plan means for its owner, in sentences: memory, context, and what more would change."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gguf_mtp.offload.buffers import CELLS
+from gguf_mtp.offload.devices import CPU, GIB, Device
+from gguf_mtp.offload.fit import fit
+from gguf_mtp.offload.parts import Subject
+from gguf_mtp.offload.plan import Machine, OffloadPlan, keys_of
+from gguf_mtp.offload.predict import predict
+
+__all__ = ["largest_context", "memory_advice", "more_memory", "refusal", "thrashes"]
+
+WHOLE_RAM = 0.97
+"""Share of the available memory that the CPU's part may take: the system needs some."""
+
+
+def refusal(plan: OffloadPlan) -> str | None:
+    """Why a plan must not be loaded: a device would have to hold more than it has."""
+    over = plan.over_budget()
+    if not over:
+        return None
+    device, n = over[0]
+    return (
+        f"this placement puts {gib(n)} on {device.name}, which has {gib(device.budget)} to give "
+        f"({gib(device.free)} free, {gib(device.margin)} kept back)"
+    )
+
+
+def thrashes(plan: OffloadPlan) -> bool:
+    """Whether the CPU's part exceeds the memory, so that every token would read from the disk."""
+    available = plan.host.available
+    return available is not None and plan.used(CPU) > WHOLE_RAM * available
+
+
+def memory_advice(plan: OffloadPlan) -> str:
+    """The CPU's part against the machine's memory, with the way to load that suits it."""
+    n, available = plan.used(CPU), plan.host.available
+    if available is None:
+        return f"{gib(n)} with the CPU"
+    if thrashes(plan):
+        return (
+            f"{gib(n)} would lie with the CPU, but {gib(available)} of memory are available: every "
+            "token would wait for the disk; take a smaller type or more device memory, or say "
+            "--allow-thrash"
+        )
+    way = "mapped from the file; --no-mmap reads it once and lets the CPU's kernels repack it"
+    if n > 0.8 * available:
+        way = "keep it mapped: --no-mmap would leave little memory for anything else"
+    return f"{gib(n)} with the CPU, of {gib(available)} available: {way}"
+
+
+def more_memory(plan: OffloadPlan, subject: Subject, machine: Machine) -> str:
+    """What the next part is that did not fit, and what it would bring."""
+    lying = {(t.file, t.name): t.device for t in plan.tensors}
+    for part in subject.parts():
+        if part.kind == "embedding" or lying[part.tensors[0].file, part.tensors[0].name] != CPU:
+            continue
+        if not keys_of(part, subject):
+            continue
+        what = {
+            "block": "the MTP block",
+            "attention": f"the attention of layer {part.layer} with its cache",
+            "dense": f"the dense layer {part.layer}",
+            "head": "the output head",
+            "block experts": "the MTP block's routed experts",
+        }.get(part.kind, "the routed experts of one more layer")
+        size = part.n_bytes + (plan.kv if part.has_cache else 0)
+        if not machine.devices:
+            return f"no device: {_with_a_card(plan, subject, machine)}"
+        gained = _doubled(plan, subject, machine)
+        return f"{gib(size)} more device memory would hold {what}; {gained}"
+    return "everything lies on devices: more memory would only lengthen the context"
+
+
+def _doubled(plan: OffloadPlan, subject: Subject, machine: Machine) -> str:
+    bigger = tuple(replace(d, free=2 * d.free) for d in machine.devices)
+    then = predict(fit(subject, replace(machine, devices=bigger)), subject).best
+    return (
+        f"twice the device memory: {then:.1f} tokens/s predicted instead of "
+        f"{predict(plan, subject).best:.1f}"
+    )
+
+
+def _with_a_card(plan: OffloadPlan, subject: Subject, machine: Machine) -> str:
+    card = Device("GPU0", 24 * GIB)
+    then = predict(fit(subject, replace(machine, devices=(card,))), subject).best
+    return (
+        f"a 24 GiB card would make it {then:.1f} tokens/s predicted instead of "
+        f"{predict(plan, subject).best:.1f}"
+    )
+
+
+def largest_context(subject: Subject, machine: Machine) -> int:
+    """The most cells with which every attention and cache still lies on a device, at most the
+    model's context; without devices, with which the CPU's part still fits the memory. 0: none."""
+    low, high = 0, subject.facts.context_length // CELLS
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if _holds(subject, machine, middle) else (low, middle - 1)
+    return low * CELLS
+
+
+def _holds(subject: Subject, machine: Machine, n: int) -> bool:
+    contexts = replace(subject.contexts, n_cells=n * CELLS)
+    plan = fit(replace(subject, contexts=contexts), machine)
+    return CPU not in plan.layers if machine.devices else not thrashes(plan)
+
+
+def gib(n_bytes: float) -> str:
+    """For people: "12.3 GiB", "512 MiB"."""
+    if n_bytes >= GIB:
+        return f"{n_bytes / GIB:.1f} GiB"
+    return f"{n_bytes / (1 << 20):.1f} MiB"

@@ -1,0 +1,121 @@
+"""What contexts take beside weights: KV cache, compute buffers, output buffers.
+
+Compute buffers are llama.cpp's worst case for a batch of `n_ubatch` rows; the formulas follow its
+attention and expert graphs and were compared with what `no_alloc` reports for DeepSeek-V3's shapes
+(4,096 to 131,072 cells, 16 to 512 rows, with and without flash attention). They are meant to be a
+little too large; where the library can be asked, `check` replaces them by its own answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gguf_mtp.errors import RequestError
+from gguf_mtp.hparams import Hparams
+from gguf_mtp.traffic import CACHE_TYPES, kv_widths
+from gguf_mtp.types import ModelFacts
+
+__all__ = ["Contexts", "Rooms", "rooms"]
+
+F32 = 4
+CELLS = 256
+"""llama.cpp rounds a context up to a multiple of this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contexts:
+    """The two contexts of a run: `n_cells` of all sequences together, `n_batch` rows in a decode of
+    the target and `n_draft_batch` in one of the MTP block (0: nothing drafts). `cache_k`, `cache_v`
+    name ggml types. `flash`: whether attention runs without a matrix of scores."""
+
+    n_cells: int
+    n_seq: int = 1
+    n_batch: int = 512
+    n_draft_batch: int = 512
+    n_outputs: int = 9
+    cache_k: str = "f16"
+    cache_v: str = "f16"
+    flash: bool = True
+    kv_offload: bool = True
+    op_offload: bool = True
+
+    @property
+    def drafts(self) -> bool:
+        return self.n_draft_batch > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rooms:
+    """Bytes: `kv` of one layer's cache; compute buffers of a decode on a device that runs whole
+    layers (`full`), on a CPU that runs routed experts only (`experts`) or nothing but the
+    embedding (`rest`); and `draft_*` the same of the MTP context. `outputs` lies with the host."""
+
+    kv: int
+    full: int
+    experts: int
+    rest: int
+    draft_full: int
+    draft_experts: int
+    draft_rest: int
+    outputs: int
+
+
+def rooms(facts: ModelFacts, contexts: Contexts) -> Rooms:
+    """Raises `RequestError` for a cache type that the model's rows do not fit."""
+    n_vocab, n_embd = facts.n_vocab, facts.n_embd
+    draft, n_seq = contexts.n_draft_batch, contexts.n_seq
+    trunk = _compute(facts, contexts, contexts.n_batch, contexts.n_outputs)
+    block = _compute(facts, contexts, draft, n_seq) if draft else (0, 0, 0)
+    host = contexts.n_outputs * n_vocab + (contexts.n_batch * n_embd if draft else 0)
+    if draft:
+        host += n_seq * n_vocab + draft * n_embd
+    return Rooms(_kv(facts, contexts), *trunk, *block, host * F32)
+
+
+def _kv(facts: ModelFacts, contexts: Contexts) -> int:
+    """Bytes of one layer's cache."""
+    widths = kv_widths(facts)
+    if widths is None:
+        raise RequestError(f"{facts.path}: its layers differ in width, which a plan cannot size")
+    index = facts.kv.get(f"{facts.architecture}.attention.indexer.key_length", 0)
+    n_cells = -(-contexts.n_cells // CELLS) * CELLS
+    total = 0
+    for name, width in ((contexts.cache_k, widths[0] + int(index)), (contexts.cache_v, widths[1])):
+        kind = CACHE_TYPES.get(name)
+        if kind is None:
+            raise RequestError(f"cache type {name!r} is none of {', '.join(sorted(CACHE_TYPES))}")
+        if width % kind.block:
+            raise RequestError(
+                f"cache type {name} stores {kind.block} values together, but this model's cache "
+                f"rows have {width}"
+            )
+        total += width // kind.block * kind.n_bytes * n_cells
+    return total
+
+
+def _compute(
+    facts: ModelFacts, contexts: Contexts, n_rows: int, n_outputs: int
+) -> tuple[int, int, int]:
+    """Compute buffers of `n_rows` rows: (whole layers, experts only, embedding only)."""
+    h = Hparams(facts.kv, facts.architecture, facts.path)
+    n_embd, n_head = facts.n_embd, h.largest("attention.head_count", 1)
+    n_cells = -(-contexts.n_cells // CELLS) * CELLS
+    mask = n_cells * (2 if contexts.flash else 4)
+    scores = 0 if contexts.flash else n_head * n_cells * F32
+    key = h.largest("attention.key_length", n_embd // n_head)
+    value = h.largest("attention.value_length", n_embd // n_head)
+    mla_key = h.largest("attention.key_length_mla", key)
+    mla_value = h.largest("attention.value_length_mla", value)
+    attention = n_head * (mla_key + key + value + mla_value)
+    used, n_ff_exp = facts.n_expert_used, h.largest("expert_feed_forward_length", 0)
+    routed = used * (2 * n_ff_exp + n_embd) + 4 * n_embd if used else 0
+    dense = 3 * h.largest("feed_forward_length", 0)
+    # Between devices, the rows at a seam are kept on both sides.
+    full = (max(attention, routed, dense) + 6 * n_embd) * F32 + mask + scores
+    experts = (routed + used * n_embd) * F32 + mask
+    logits = n_outputs * (facts.n_vocab + n_embd) * F32
+    return (
+        max(n_rows * full, logits),
+        n_rows * max(experts, 2 * n_embd * F32 + mask),
+        n_rows * (2 * n_embd * F32 + mask),
+    )

@@ -1,0 +1,147 @@
+"""The plan that nobody has to write: greedy by worth, never over a device's budget.
+
+Pure: header facts, sizes of contexts and devices in, an `OffloadPlan` out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from gguf_mtp.offload.buffers import Rooms, rooms
+from gguf_mtp.offload.devices import CPU, Device
+from gguf_mtp.offload.parts import Part, Subject
+from gguf_mtp.offload.plan import Machine, OffloadPlan, assemble, keys_of
+from gguf_mtp.traffic import is_routed
+
+__all__ = ["fit", "usable"]
+
+
+def fit(subject: Subject, machine: Machine) -> OffloadPlan:
+    """The best placement on `machine`. Raises `RequestError` for a cache type that does not fit.
+
+    Copying experts to the device for large batches (op-offload) takes room for the largest expert
+    tensor: where that would push attention or the head off the devices, it is given up, and
+    `contexts.op_offload` of the plan is False. Devices too small for a decode's buffers get
+    nothing. They stay in the plan, empty.
+    """
+    plan = _fit(subject, machine)
+    if subject.contexts.op_offload and _read_by_cpu(plan):
+        lean = replace(subject, contexts=replace(subject.contexts, op_offload=False))
+        other = _fit(lean, machine)
+        if _read_by_cpu(other) < _read_by_cpu(plan):
+            return other
+    return plan
+
+
+def _read_by_cpu(plan: OffloadPlan) -> int:
+    """Bytes with the CPU that every token reads."""
+    return plan.cache(CPU) + sum(
+        t.n_bytes
+        for t in plan.tensors
+        if t.device == CPU and not is_routed(t.name) and t.name != "token_embd.weight"
+    )
+
+
+def _fit(subject: Subject, machine: Machine) -> OffloadPlan:
+    room = rooms(subject.facts, subject.contexts)
+    able = replace(machine, devices=usable(subject, machine, room))
+    free = {d.name: _free(subject, able, i, room) for i, d in enumerate(able.devices)}
+    units = subject.parts()
+    cache = room.kv if subject.contexts.kv_offload else 0
+    owners = _split([u for u in units if u.has_cache], free, cache)
+    filler = _Filler(free, owners)
+    places: dict[str, str] = {}
+    for unit in units:
+        device = owners.get(unit.layer, CPU) if unit.has_cache else filler.place(unit)
+        places |= dict.fromkeys(keys_of(unit, subject), device)
+        if unit.kind == "head":
+            places["output.weight"] = device  # of a tied one no tensor has the name
+    layers = [owners.get(i, CPU) for i in range(subject.n_layers)]
+    plan = assemble(subject, able, places, layers)
+    return replace(plan, devices=machine.devices)
+
+
+def usable(subject: Subject, machine: Machine, room: Rooms) -> tuple[Device, ...]:
+    """Devices with room for more than a decode's buffers, in order."""
+    devices = machine.devices
+    while True:
+        able = replace(machine, devices=devices)
+        left = tuple(d for i, d in enumerate(devices) if _free(subject, able, i, room) > 0)
+        if left == devices:
+            return devices
+        devices = left
+
+
+def _free(subject: Subject, machine: Machine, index: int, room: Rooms) -> int:
+    """What is left of a device's budget when its buffers are set aside, at most. The MTP context
+    computes on the last device; only the first copies experts over for large batches."""
+    device = machine.devices[index]
+    n_bytes = room.full + machine.reserve.get(device.name, 0)
+    if index == len(machine.devices) - 1:
+        n_bytes += room.draft_full
+    if index == 0 and device.copies_experts and subject.contexts.op_offload:
+        n_bytes += max((t.n_bytes for t in subject.tensors if is_routed(t.name)), default=0)
+    return device.budget - n_bytes
+
+
+def _split(units: Sequence[Part], free: dict[str, int], cache: int) -> dict[int, str]:
+    """The device of each layer's attention with its cache, taken from `free`.
+
+    Contiguous, the last device holding the last layers, as llama.cpp lays layers out; each device's
+    part follows its memory, so that experts can lie beside their attention. What fits on none stays
+    with the CPU: the first layers.
+    """
+    shared = _walk(units, free, cache, balanced=True)
+    if len(shared) < len(units):
+        packed = _walk(units, free, cache, balanced=False)
+        shared = packed if len(packed) > len(shared) else shared
+    for unit in units:
+        if unit.layer in shared:
+            free[shared[unit.layer]] -= unit.n_bytes + cache
+    return shared
+
+
+def _walk(
+    units: Sequence[Part], free: Mapping[str, int], cache: int, balanced: bool
+) -> dict[int, str]:
+    owners: dict[int, str] = {}
+    total, everything = sum(free.values()), sum(u.n_bytes + cache for u in units)
+    left, devices = list(units), list(free)
+    while devices and left:
+        name = devices.pop()
+        room = free[name]
+        share = everything * room / total if balanced and devices else everything
+        taken = 0
+        if left[0].kind == "block" and left[0].n_bytes + cache > room:
+            left.pop(0)  # it may lie apart from the trunk: with the CPU
+        while left and taken < share and taken + left[0].n_bytes + cache <= room:
+            unit = left.pop(0)
+            taken += unit.n_bytes + cache
+            owners[unit.layer] = name
+    return owners
+
+
+class _Filler:
+    """Places parts without a cache in what is free."""
+
+    def __init__(self, free: dict[str, int], owners: Mapping[int, str]) -> None:
+        self._free, self._owners = free, owners
+
+    def place(self, unit: Part) -> str:
+        """Beside its layer's attention if there is room, else on any device that has some. The head
+        and the MTP block go where the MTP context has its buffers, or stay with the CPU."""
+        last = list(self._free)[-1:]
+        own = [self._owners[unit.layer]] if unit.layer in self._owners else []
+        wanted: Sequence[str] = ()
+        if unit.kind == "head":
+            wanted = last
+        elif unit.kind == "block experts":
+            wanted = own
+        elif unit.kind in ("dense", "experts"):
+            wanted = [*own, *reversed(self._free)]
+        for name in wanted:
+            if unit.n_bytes <= self._free[name]:
+                self._free[name] -= unit.n_bytes
+                return name
+        return CPU

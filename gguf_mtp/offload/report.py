@@ -1,0 +1,96 @@
+"""A plan as plain JSON values and as rows of a table. It knows no terminal."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from gguf_mtp.offload.advice import gib, largest_context, memory_advice, more_memory
+from gguf_mtp.offload.devices import CPU
+from gguf_mtp.offload.parts import Subject
+from gguf_mtp.offload.plan import Machine, OffloadPlan, Placed
+from gguf_mtp.offload.predict import ACCEPTANCE, predict
+from gguf_mtp.traffic import is_routed, layer_of
+
+__all__ = ["HEADINGS", "document", "line", "rows"]
+
+HEADINGS = ("layer", "attention, shared, dense", "routed experts", "KV cache")
+
+
+def document(plan: OffloadPlan, subject: Subject, machine: Machine) -> dict[str, Any]:
+    """`devices`, `tensors`, `context` and `predicted`; the CPU is the last device, its budget the
+    machine's memory (None: unknown). Bytes throughout, rates in tokens a second."""
+    contexts = plan.contexts
+    without = replace(subject, contexts=replace(contexts, n_draft_batch=0), side=None)
+    prediction = predict(plan, subject)
+    return {
+        "model": subject.facts.name or subject.facts.path,
+        "devices": [
+            {"name": d.name, "budget": d.budget, "used": plan.used(d.name)} for d in plan.devices
+        ]
+        + [{"name": CPU, "budget": plan.host.available, "used": plan.used(CPU)}],
+        "tensors": [{"name": t.name, "bytes": t.n_bytes, "device": t.device} for t in plan.tensors],
+        "layers": list(plan.layers),
+        "context": {
+            "cells": contexts.n_cells,
+            "parallel": contexts.n_seq,
+            "cache_type_k": contexts.cache_k,
+            "cache_type_v": contexts.cache_v,
+            "cache_bytes": {d: plan.cache(d) for d in _places(plan)},
+            "buffer_bytes": dict(plan.compute),
+            "op_offload": contexts.op_offload,
+            "most_cells_with_mtp": largest_context(subject, machine) if plan.has_block else None,
+            "most_cells_without_mtp": largest_context(without, machine),
+        },
+        "predicted": {
+            "plain": round(prediction.plain, 3),
+            "by_depth": {str(k): round(v, 3) for k, v in prediction.by_depth.items()},
+            "acceptance_assumed": ACCEPTANCE,
+            "bandwidth": {d.name: d.bandwidth for d in plan.devices} | {CPU: plan.host.bandwidth},
+        },
+        "advice": [memory_advice(plan), more_memory(plan, subject, machine)],
+    }
+
+
+def _places(plan: OffloadPlan) -> list[str]:
+    return [*(d.name for d in plan.devices), CPU]
+
+
+def rows(plan: OffloadPlan) -> list[tuple[str, str, str, str]]:
+    """One row a layer, then embedding and output: bytes and device of each part."""
+    out = []
+    for i in range(len(plan.layers)):
+        own = [t for t in plan.tensors if layer_of(t.name) == i]
+        routed = [t for t in own if is_routed(t.name)]
+        rest = [t for t in own if not is_routed(t.name)]
+        name = f"{i} (MTP)" if i == plan.n_layer else str(i)
+        cache = f"{gib(plan.kv)} {plan.cache_device(i)}"
+        out.append((name, _where(rest), _where(routed), cache))
+    for label, prefix in (("embedding", "token_embd"), ("output", "output")):
+        own = [t for t in plan.tensors if t.name.startswith(prefix)]
+        out.append((label, _where(own), "", ""))
+    return out
+
+
+def _where(tensors: list[Placed]) -> str:
+    """ "1.2 GiB GPU0 + 300 MiB CPU"."""
+    sums: dict[str, int] = {}
+    for tensor in tensors:
+        sums[tensor.device] = sums.get(tensor.device, 0) + tensor.n_bytes
+    return " + ".join(f"{gib(n)} {device}" for device, n in sums.items())
+
+
+def line(plan: OffloadPlan) -> str:
+    """One line: "GPU0 22.4 GiB (62 layers, output, experts of 1), CPU 367 GiB (experts of 58)"."""
+    parts = []
+    for name in _places(plan):
+        n_layers = plan.layers.count(name)
+        routed = {layer_of(t.name) for t in plan.tensors if t.device == name and is_routed(t.name)}
+        held = [f"{n_layers} layers"] if n_layers else []
+        held += ["output"] if plan.head == name else []
+        held += [f"experts of {len(routed)}"] if routed else []
+        if held or name == CPU:
+            parts.append(
+                f"{name} {gib(plan.used(name))}" + (f" ({', '.join(held)})" if held else "")
+            )
+    return ", ".join(parts)

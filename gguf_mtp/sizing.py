@@ -1,0 +1,31 @@
+"""How large contexts and batches are for a number of sequences and a draft's length.
+
+The same numbers size the run (`loader`) and the plan of a run that may never happen (`plan`).
+"""
+
+from __future__ import annotations
+
+from gguf_mtp.drafters.mtp import FLUSH
+from gguf_mtp.offload.buffers import Contexts
+
+__all__ = ["N_BATCH", "N_CTX", "contexts"]
+
+N_CTX = 8192
+"""Context when the user names none, or the model's own where that is smaller."""
+N_BATCH = 512
+"""Rows of a decode: a prompt is read in chunks of this many."""
+
+
+def contexts(n_ctx: int, n_seq: int, draft_max: int, drafts: bool, n_batch: int = 0) -> Contexts:
+    """Contexts for `n_seq` sequences of `n_ctx` cells each, in which a round is one pass.
+
+    `drafts`: an MTP block drafts up to `draft_max` tokens. `n_batch` 0: `N_BATCH`.
+    """
+    n_rows = n_seq * (draft_max + 1 if drafts else 1)
+    return Contexts(
+        n_cells=n_ctx * n_seq,
+        n_seq=n_seq,
+        n_batch=max(n_batch or N_BATCH, n_rows),
+        n_draft_batch=max(2 * FLUSH, n_rows) if drafts else 0,
+        n_outputs=n_rows,
+    )
