@@ -272,7 +272,12 @@ class Engine:
     def _emit(self, turn: Turn, outcome: Outcome) -> Chunk:
         n_from_draft = min(outcome.n_accepted, len(outcome.committed))
         chunk = Chunk(
-            turn.request.id, outcome.committed, n_from_draft, logprobs=outcome.logprobs
+            seq=turn.request.id,
+            tokens=outcome.committed,
+            n_from_draft=n_from_draft,
+            logprobs=outcome.logprobs,
+            source=turn.draft.source,
+            n_drafted=len(turn.draft.tokens),
         )
         return self._finish(turn.slot, chunk, outcome.finish) if outcome.finish else chunk
 

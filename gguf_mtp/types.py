@@ -225,7 +225,8 @@ class Depth(Protocol):
 class Chunk(NamedTuple):
     """What one round added to one sequence. The last chunk carries `finish_reason` and `stats`.
 
-    `tokens` are committed, an end token never among them; the first `n_from_draft` were drafted.
+    `tokens` are committed, an end token never among them; the first `n_from_draft` were drafted, out
+    of `n_drafted` by the drafter `source`.
     `logprobs` has an entry for each of them when the request asked for it.
     """
 
@@ -235,6 +236,8 @@ class Chunk(NamedTuple):
     finish_reason: FinishReason | None = None
     stats: Stats | None = None
     logprobs: Sequence[TokenLogprobs] | None = None
+    source: str = ""
+    n_drafted: int = 0
 
 
 class TensorInfo(NamedTuple):

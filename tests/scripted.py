@@ -168,11 +168,12 @@ class ScriptedEngine:
             judged_per_position=[1] * n_drafted,
             accepted_per_position=[1] * n_drafted,
         )
+        chunk = Chunk(r.id, new, n_drafted, source="mtp", n_drafted=n_drafted)
         if r.n_sent < len(whole):
-            return Chunk(r.id, new, n_drafted)
+            return chunk
         self._queue.remove(r)
         finish: FinishReason = "length" if len(whole) < len(tokens) else r.answer.finish
-        return Chunk(r.id, new, n_drafted, finish, r.stats)
+        return chunk._replace(finish_reason=finish, stats=r.stats)
 
     def cancel(self, id_: int) -> Chunk | None:
         for r in self._queue:

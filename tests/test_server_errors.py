@@ -151,7 +151,7 @@ def test_other_endpoints(server: Server) -> None:
     assert "no GET /v1/nothing" in error_of(server.client.get("/v1/nothing"), 404)["message"]
     wrong = error_of(server.client.get("/v1/chat/completions"), 405)
     assert "no GET /v1/chat/completions" in wrong["message"]
-    for path in ("/docs", "/openapi.json", "/"):
+    for path in ("/docs", "/openapi.json", "/web/x"):
         error_of(server.client.get(path), 404)
 
 

@@ -24,6 +24,7 @@ from gguf_mtp.server.errors import Problem, problem_of, respond
 from gguf_mtp.server.exchange import Exchange, collect, stream, until_gone
 from gguf_mtp.server.guard import Access, Guard
 from gguf_mtp.server.journal import Journal, Write, entry_of
+from gguf_mtp.server.page import add_page
 from gguf_mtp.server.plan import Plan, Served, check_ids, plan_chat, plan_completion
 from gguf_mtp.server.schemas import ChatRequest, CompletionRequest, Detokenize, Tokenize
 from gguf_mtp.server.shapes import Shapes
@@ -56,6 +57,7 @@ def create_app(worker: Worker, served: Served, options: ServerOptions) -> ASGIAp
     _add_answers(app, worker, served, options)
     _add_facts(app, worker, served)
     _add_metrics(app, worker, served, options)
+    add_page(app)
     guarded: ASGIApp = Guard(app, options.access)
     if options.access.origins:
         guarded = CORSMiddleware(

@@ -1,20 +1,23 @@
 """Who may ask, and how much: checked before a request is read.
 
-An ASGI application around the server's own. With a key everything but `/health` needs it. Without
-one, a page in somebody's browser is kept out by its Origin header, for it can reach a server on
-loopback that nobody else can.
+An ASGI application around the server's own. With a key everything but `/health` and the server's
+own page needs it. Without one, other pages in somebody's browser are kept out by their Origin
+header, for they can reach a server on loopback that nobody else can.
 """
 
 from __future__ import annotations
 
 import hmac
+import ipaddress
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gguf_mtp.server.errors import Problem, respond
+from gguf_mtp.server.page import is_page
 
 __all__ = ["Access", "Guard"]
 
@@ -56,9 +59,11 @@ class Guard:
             access.api_key is None
             and origin is not None
             and not {origin, "*"} & set(access.origins)
+            and not _is_own(origin, headers.get("host", ""))
         ):
             return Problem(403, "web pages of this origin may not use the server (--cors-origin)")
-        if access.api_key is not None and path != "/health" and not self._knows_key(headers):
+        is_open = path == "/health" or is_page(path)
+        if access.api_key is not None and not is_open and not self._knows_key(headers):
             return Problem(
                 401,
                 "a valid API key is needed, as in the header 'Authorization: Bearer KEY'",
@@ -76,6 +81,22 @@ class Guard:
         known = (self._access.api_key or "").encode()
         # In constant time, so that nobody learns the key from how long an answer takes.
         return hmac.compare_digest(key.strip(), known) and scheme.lower() == b"bearer"
+
+
+def _is_own(origin: str, host: str) -> bool:
+    """Whether `origin` is this server, called by an address.
+
+    Under a name it could be any page whose name was made to point here (DNS rebinding): such a one
+    needs to be allowed by name.
+    """
+    if origin not in (f"http://{host}", f"https://{host}"):
+        return False
+    name = urlsplit(origin).hostname or ""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return name == "localhost"
+    return True
 
 
 def _limited(receive: Receive, max_body: int) -> Receive:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from gguf_mtp.reasoning import ReasoningParser
+from gguf_mtp.server.origins import Origin, Origins
 from gguf_mtp.stats import Stats
 from gguf_mtp.text import Detokenizer, StopStrings
 from gguf_mtp.toolcalls import CallArguments, CallStart, Content, Event, ToolCallParser
@@ -28,6 +29,7 @@ class Reading:
     `piece`: a token's bytes, those of the markers that are parsed included. `thinks`: whether it
     begins inside reasoning; None when there is none to look for. `begun` is what the prompt already
     holds of a tool call. `max_calls`: 0 where no calls are looked for, None for any number.
+    `with_origins`: whether the text is told token by token, with where each came from.
     """
 
     piece: Callable[[int], bytes]
@@ -35,15 +37,18 @@ class Reading:
     thinks: bool | None = None
     begun: str = ""
     max_calls: int | None = 0
+    with_origins: bool = False
 
 
 class Delta(NamedTuple):
-    """What was added to a choice. `tokens` are those whose text has been given out with it."""
+    """What was added to a choice. `tokens` are those whose text has been given out with it;
+    `origin` says where they came from, when somebody asked."""
 
     reasoning: str
     content: str
     calls: Sequence[CallStart | CallArguments]
     tokens: Sequence[int]
+    origin: Origin | None = None
 
 
 class End(NamedTuple):
@@ -76,6 +81,7 @@ class Reader:
         if reading.max_calls != 0:
             self._calls = ToolCallParser(reading.max_calls)
             self._calls.add(reading.begun)
+        self._origins = Origins() if reading.with_origins else None
         self._tokens: list[int] = []
         self._n_chars = 0  # of the text, as far as it is shown
         self._n_told = 0  # tokens
@@ -85,8 +91,9 @@ class Reader:
 
     def receive(self, chunk: Chunk) -> bool:
         """See `worker.Receiver`."""
-        if not self._is_whole:
-            self._read(chunk)
+        for part in self._origins.split(chunk) if self._origins else (chunk,):
+            if not self._is_whole:
+                self._read(part)
         if chunk.finish_reason:
             self._tell(self._end(chunk))
         return not self._is_whole
@@ -115,7 +122,8 @@ class Reader:
             tokens = self._tokens[self._n_told : n]
             self._n_told = n
             if reasoning or content or calls or tokens:
-                self._tell(Delta(reasoning, content, calls, tokens))
+                origin = self._origins.take() if self._origins else None
+                self._tell(Delta(reasoning, content, calls, tokens, origin))
 
     def _parse(self, text: str) -> tuple[str, list[Event]]:
         """Reasoning, and events of the rest."""

@@ -82,6 +82,7 @@ class Generation(Body):
     draft: bool | Literal["auto", "mtp", "off"] | None = None
     draft_max: Annotated[int, Field(ge=0)] | None = None
     return_token_ids: bool | None = None
+    return_token_sources: bool | None = None
 
     @property
     def stops(self) -> list[str]:

@@ -97,6 +97,7 @@ class Shapes:
 
     def delta(self, index: int, delta: Delta) -> dict[str, Any]:
         ids = {"token_ids": list(delta.tokens)} if self._plan.include_ids else {}
+        ids |= _origin(delta)
         if not self._plan.is_chat:
             return self._chunk(index, {"text": delta.content, "logprobs": None} | ids)
         shown: dict[str, Any] = {}
@@ -162,6 +163,18 @@ class Shapes:
 
 
 _COMPLETION = ("cmpl", "text_completion")
+
+
+def _origin(delta: Delta) -> dict[str, Any]:
+    """Where a stream's token came from, and what was drafted since the last one that was told."""
+    if delta.origin is None:
+        return {}
+    source, n_tokens, n_rounds, n_drafted, n_accepted = delta.origin
+    counts = {"tokens": n_tokens, "rounds": n_rounds}
+    return {
+        "token_source": source,
+        "counts": counts | {"drafted": n_drafted, "accepted": n_accepted},
+    }
 
 
 def _call(start: CallStart) -> dict[str, Any]:
