@@ -1,0 +1,232 @@
+"""How often drafts are right under each way of drawing and judging them. Counts, not times.
+
+    python -m gguf_mtp.bench.acceptance [--depths 1,2,3] [--temps 0.3,0.7,1] [--open] [--rounds 4]
+
+On the demo model, over its held-out prompts. The ways, all of them exact:
+
+    residual   a token drawn from the draft's law is kept with min(1, p / q) (arXiv 2211.17192)
+    block      the same drafts, judged as a whole (arXiv 2403.10444)
+    greedy     the draft's likeliest token, kept with probability p
+    seed       draft and target share Gumbel noise (arXiv 2408.07978); what an explicit seed does
+
+Two texts drawn differ more than two ways do, so the first position is also computed: `expected` is
+what each way would accept in the mean over the same rows, whose context is the target's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+from unittest.mock import patch
+
+import numpy as np
+
+from .. import sequence
+from ..demo import demo_model
+from ..filters import CERTAIN, probability
+from ..loader import LoadOptions, load
+from ..params import Constraint, SamplingParams
+from ..sampling import Chain
+from ..session import Session
+from ..stats import Stats
+from ..types import Distribution, Draft, Floats, Verdict
+from ..verify import verify
+
+N_TOKENS = 64
+Verify = Callable[[Draft, Callable[[int], Distribution], Chain], Verdict]
+
+
+class GreedyDrafts:
+    """A chain whose drafts are the likeliest tokens; everything else is `inner`'s."""
+
+    def __init__(self, inner: Chain) -> None:
+        self._inner = inner
+        self.is_greedy, self.is_coupled = inner.is_greedy, inner.is_coupled
+        self.law, self.draw = inner.law, inner.draw
+        self.commit, self.uniform = inner.commit, inner.uniform
+
+    def look(self, logits: Floats, after: Sequence[int] = ()) -> tuple[Distribution, float]:
+        law, sure = self._inner.look(logits, after)
+        return Distribution(law.ids[law.probs.argmax()][None], CERTAIN), sure
+
+
+def verify_block(draft: Draft, target: Callable[[int], Distribution], chain: Chain) -> Verdict:
+    """Algorithm 2 of arXiv 2403.10444. A draft may end anywhere that its own prefix decides."""
+    tokens = draft.tokens
+    laws = [target(k) for k in range(len(tokens) + 1)]
+    weights = [1.0]
+    for k, token in enumerate(tokens):
+        q = draft.laws[k]
+        ratio = probability(laws[k], token) / (1.0 if q is None else probability(q, token))
+        weights.append(min(weights[-1] * ratio, 1.0))
+    for n in range(len(tokens), -1, -1):
+        if n == len(tokens):
+            kept, left = weights[n], laws[n].probs
+        else:
+            left = leftover(weights[n], laws[n], draft.laws[n], tokens[n])
+            missing = float(left.sum()) + 1.0 - weights[n]
+            kept = float(left.sum()) / missing if missing > 0 else 1.0
+        if n == 0 or chain.uniform() < kept:
+            total = left.sum()
+            law = Distribution(laws[n].ids, left / total) if total > 0 else laws[n]
+            return Verdict(n, chain.draw(law, tokens[:n]))
+    raise AssertionError
+
+
+def leftover(
+    weight: float, p: Distribution, q: Distribution | None, token: int
+) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """The positive part of `weight` p - q over the ids of p; `q` None is certain of `token`."""
+    left = weight * p.probs
+    for i, id_ in enumerate(p.ids.tolist()):
+        left[i] -= float(id_ == token) if q is None else probability(q, id_)
+    return np.maximum(left, 0.0)
+
+
+def expected(p: Distribution, q: Distribution) -> tuple[float, float, float]:
+    """The probability that a draft from q is kept: `residual`, `greedy`, `seed`.
+
+    Gumbel noise gives both laws the token i with probability 1 / sum_j max(p_j / p_i, q_j / q_i).
+    """
+    ids = np.union1d(p.ids, q.ids)
+    both = np.zeros((2, len(ids)))
+    for row, law in zip(both, (p, q), strict=True):
+        row[ids.searchsorted(law.ids)] = law.probs
+    shared = both[:, both.min(0) > 0]
+    ratios = (both[:, None, :] / shared[:, :, None]).max(0)
+    return (
+        float(both.min(0).sum()),
+        float(both[0, both[1].argmax()]),
+        float((1 / ratios.sum(1)).sum()),
+    )
+
+
+class Rows:
+    """Collects `expected` of every draft's first token while `verify` judges."""
+
+    def __init__(self, verify: Verify) -> None:
+        self._verify = verify
+        self.seen: list[tuple[float, float, float]] = []
+
+    def __call__(
+        self, draft: Draft, target: Callable[[int], Distribution], chain: Chain
+    ) -> Verdict:
+        if draft.tokens:
+            q = draft.laws[0] or Distribution(np.array(draft.tokens[:1]), CERTAIN)
+            self.seen.append(expected(target(0), q))
+        return self._verify(draft, target, chain)
+
+    def line(self, label: str) -> str:
+        """The means, and by how much `greedy` and `seed` differ from `residual`."""
+        seen = np.array(self.seen)
+        mean, diff = seen.mean(0), seen[:, 1:] - seen[:, :1]
+        error = diff.std(0) / math.sqrt(len(diff))
+        return (
+            f"{label}  residual {mean[0]:.4f}, greedy {mean[1]:.4f} ({diff[:, 0].mean():+.4f} +- "
+            f"{error[0]:.4f}), seed {mean[2]:.4f} ({diff[:, 1].mean():+.4f} +- {error[1]:.4f})"
+        )
+
+
+class Way(NamedTuple):
+    name: str
+    is_seeded: bool
+    drafts_greedily: bool
+    verify: Verify
+
+
+WAYS = (
+    Way("residual", False, False, verify),
+    Way("block", False, False, verify_block),
+    Way("greedy", False, True, verify),
+    Way("seed", True, False, verify),
+    Way("seed, greedy", True, True, verify),
+)
+
+
+class Result(NamedTuple):
+    """`judged` and `accepted` per position; `per_round` holds each prompt's tokens per round."""
+
+    judged: list[int]
+    accepted: list[int]
+    per_round: list[float]
+    rows: Rows
+
+    def line(self, label: str) -> str:
+        rates = [a / j for a, j in zip(self.accepted, self.judged, strict=True) if j]
+        mean = statistics.fmean(self.per_round)
+        error = statistics.stdev(self.per_round) / math.sqrt(len(self.per_round))
+        shown = " ".join(f"{r:.3f}" for r in rates)
+        return f"{label}  {shown:23}  {mean:.3f} +- {error:.3f}"
+
+
+def chains(way: Way) -> Callable[..., Chain | GreedyDrafts]:
+    """What makes a request's chain: with random numbers that are the same on every run."""
+    numbers = iter(range(1 << 30))
+
+    def make(
+        params: SamplingParams, prompt: Sequence[int] = (), constraint: Constraint | None = None
+    ) -> Chain | GreedyDrafts:
+        chain = Chain(params, prompt, constraint, np.random.default_rng(next(numbers)))
+        return GreedyDrafts(chain) if way.drafts_greedily else chain
+
+    return make
+
+
+def measured(session: Session, way: Way, params: Sequence[SamplingParams]) -> Result:
+    """Answers to every held-out prompt, one under each of `params`."""
+    text = (Path(__file__).parent / "prompts" / "held_out.json").read_text(encoding="utf-8")
+    rows = Rows(way.verify)
+    per_round, sums = [], Stats()
+    with patch.object(sequence, "verify", rows), patch.object(sequence, "Chain", chains(way)):
+        for prompt in json.loads(text):
+            asked = session.chat_tokens([{"role": "user", "content": prompt}])
+            total = Stats()
+            for one in params:
+                for chunk in session.engine.generate([asked], one, N_TOKENS):
+                    if chunk.stats:
+                        total += chunk.stats
+            per_round.append(total.tokens_per_round)
+            sums += total
+    return Result(sums.judged_per_position, sums.accepted_per_position, per_round, rows)
+
+
+def measure(
+    depths: Sequence[int], temps: Sequence[float], is_open: bool, n_rounds: int
+) -> Iterator[str]:
+    """The lines of the table, as they are measured."""
+    for depth in depths:
+        options = LoadOptions(n_ctx=512, n_threads=1, draft_min=depth, draft_max=depth)
+        with load(demo_model(kind="q8_0"), options) as session:
+            for temperature in temps:
+                law = (temperature, 0, 1.0, 0.0) if is_open else (temperature,)
+                label = f"{depth:5}  {temperature:11}"
+                for way in WAYS:
+                    seeds = range(n_rounds) if way.is_seeded else [None] * n_rounds
+                    result = measured(session, way, [SamplingParams(*law, seed=s) for s in seeds])
+                    yield result.line(f"{label}  {way.name:12}")
+                    if way is WAYS[0]:
+                        first = result.rows
+                yield first.line(f"{label}  expected    ")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--depths", default="1,2,3")
+    parser.add_argument("--temps", default="0.3,0.7,1")
+    parser.add_argument("--open", action="store_true", help="No filter: the whole vocabulary.")
+    parser.add_argument("--rounds", type=int, default=4, help="Answers to each prompt.")
+    args = parser.parse_args()
+    depths = [int(d) for d in args.depths.split(",")]
+    temps = [float(t) for t in args.temps.split(",")]
+    print("depth  temperature  way           accepted by position     tokens a round")
+    for line in measure(depths, temps, args.open, args.rounds):
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
