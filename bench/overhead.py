@@ -100,9 +100,10 @@ def on_the_demo(depth: int, temperature: float, n_answers: int = 30) -> Cost:
         prompts = workload("facts", session).prompts[:n_answers]
         engine._target = engine._slots._target = Timed(engine._target)
         timed: list[Decoder] = [engine._target]
-        if isinstance(engine._drafter, MtpDrafter):
-            engine._drafter._context = Timed(engine._drafter._context)
-            timed.append(engine._drafter._context)
+        mtp = engine.drafting.drafter("mtp")
+        if isinstance(mtp, MtpDrafter):
+            mtp._context = Timed(mtp._context)
+            timed.append(mtp._context)
         return _cost(engine, timed, prompts, temperature, depth)
 
 
@@ -111,7 +112,7 @@ def on_arrays(depth: int, temperature: float, n_answers: int = 10) -> Cost:
     target = Timed(Arrays())
     mtp = Timed(Arrays())
     limits = EngineLimits(n_ctx=4096, n_seq=1, n_batch=512, end_tokens=frozenset())
-    engine = Engine(target, MtpDrafter(mtp, 1, 512), FixedDepth(depth), limits)
+    engine = Engine(target, [MtpDrafter(mtp, 1, 512)], FixedDepth(depth), limits)
     prompts = [[i, i + 1, i + 2] for i in range(n_answers)]
     return _cost(engine, [target, mtp], prompts, temperature, depth)
 

@@ -17,10 +17,10 @@ import typer
 from .options import ModelArgs, SamplingArgs, spread
 
 if TYPE_CHECKING:
+    from ..decision import Depth
     from ..params import SamplingParams
     from ..session import Piece
     from ..stats import Stats
-    from ..types import Depth
 
 HELP = "/clear  forget the conversation    /stats  speed and acceptance    /exit  leave"
 

@@ -18,12 +18,13 @@ from dataclasses import dataclass, field, fields
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any
 
+from ..decision import Depth
 from ..depth import FixedDepth
 from ..errors import RequestError
 from ..params import SamplingParams
 from ..session import Piece
 from ..stats import Stats
-from ..types import Chunk, Depth, FinishReason
+from ..types import Chunk, FinishReason
 
 LOOK_S = 0.2  # how often a silent answer lets its reader look up
 CONNECT_S = 10.0

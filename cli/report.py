@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..decision import Depth
 from ..depth import AutoDepth, DepthReport
 from ..stats import Stats
-from ..types import Depth
 
 
 def timings(stats: Stats) -> dict[str, Any]:

@@ -4,7 +4,7 @@ A round drafts for every sequence (maybe nothing), decodes all drafts with the t
 keeps what the target agrees with, and emits it. Plain decoding is a round with empty drafts; one
 sequence is a batch of one. Tokens in, tokens out: the engine knows no text, and neither llama.cpp
 nor any drafter by name. Between two steps, for every sequence whose prompt is read,
-`target.n_past(seq) == len(tokens) - 1`, and the drafter has observed exactly those rows.
+`target.n_past(seq) == len(tokens) - 1`, and the drafters have observed exactly those rows.
 """
 
 from __future__ import annotations
@@ -14,27 +14,18 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 
+from gguf_mtp.decision import Depth
+from gguf_mtp.drafting import Drafting
 from gguf_mtp.errors import ContextFull, DecodeError
 from gguf_mtp.limits import EngineLimits
 from gguf_mtp.pace import Pace
 from gguf_mtp.params import PLAIN, AnswerOptions, SamplingParams
-from gguf_mtp.rounds import Fallback, Load, Observers
+from gguf_mtp.rounds import Load, Observers
 from gguf_mtp.saved import pack, unpack
-from gguf_mtp.sequence import Outcome, Request, Slot, Times, Turn, round_of
+from gguf_mtp.sequence import Outcome, Request, Slot, Times, Turn
 from gguf_mtp.slots import Slots
 from gguf_mtp.stats import Stats
-from gguf_mtp.types import (
-    Ask,
-    Chunk,
-    Decoder,
-    Depth,
-    Drafter,
-    FinishReason,
-    Output,
-    Room,
-    Rows,
-    Step,
-)
+from gguf_mtp.types import Chunk, Decoder, Drafter, FinishReason, Output, Rows, Step
 
 log = logging.getLogger(__name__)
 
@@ -51,28 +42,28 @@ class Engine:
     """
 
     def __init__(
-        self, target: Decoder, drafter: Drafter | None, depth: Depth, limits: EngineLimits
+        self, target: Decoder, drafters: Sequence[Drafter], depth: Depth, limits: EngineLimits
     ) -> None:
         self.limits = limits
         self.depth = depth
         self.totals = Stats()  # of all requests that have ended
-        self.stopped_drafting: str | None = None  # why, once it had to
         self.observers = Observers()
+        self.drafting = Drafting(drafters, self.observers)
         self._target = target
-        self._slots = Slots(target, drafter, limits.n_seq, limits.n_idle)
+        self._slots = Slots(target, self.drafting, limits.n_seq, limits.n_idle)
         self._pace = Pace(limits.n_batch)
         self._queue: deque[Request] = deque()
         self._n_submitted = 0
 
     @property
-    def _drafter(self) -> Drafter | None:
-        """The drafter while it works."""
-        return self._slots.drafter
-
-    @property
     def is_drafting(self) -> bool:
         """Whether drafts are made, or would be where they pay."""
-        return self._drafter is not None and self.depth.n_max > 0
+        return bool(self.drafting.names) and self.depth.n_max > 0
+
+    @property
+    def stopped_drafting(self) -> str | None:
+        """Why, once it had to."""
+        return self.drafting.stopped
 
     @property
     def is_idle(self) -> bool:
@@ -125,9 +116,7 @@ class Engine:
         return saved.tokens
 
     def _fingerprint(self) -> str:
-        return (
-            f"{self.limits.fingerprint}, drafter {self._drafter.name if self._drafter else 'none'}"
-        )
+        return f"{self.limits.fingerprint}, drafters {','.join(self.drafting.names) or 'none'}"
 
     def generate(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, max_tokens: int
@@ -155,7 +144,7 @@ class Engine:
         start = time.perf_counter()
         self._admit()
         turns = [Turn(s, r) for s, r in self._slots.active() if self._slots.is_read(s)]
-        draft_s = self._draft(turns)  # 1 depth, 2 draft
+        self.drafting.draft(turns, self.depth)  # 1 depth, 2 draft
         rows = [t.rows() for t in turns]
         room = self.limits.n_batch - sum(len(r.tokens) for r in rows)
         prompts = self._slots.prompt_rows(min(room, self._pace.n_rows(is_alone=not rows)))
@@ -170,12 +159,10 @@ class Engine:
         certain = [  # 5 keep
             self._keep(*kept) for kept in zip(turns, outcomes, outputs, strict=True)
         ]
-        draft_s += self._observe(
-            certain + [_seen(*seen) for seen in zip(prompts, read, strict=True)]
-        )
-        self._count(
-            list(zip(turns, outcomes, strict=True)), prompts, Times(start, step.seconds, draft_s)
-        )
+        certain += [_seen(*seen) for seen in zip(prompts, read, strict=True)]
+        self.drafting.observe(certain)
+        times = Times(start, step.seconds, self.drafting.seconds)
+        self._count(list(zip(turns, outcomes, strict=True)), prompts, times)
         reading = [
             Chunk(r.id, [], 0) for s, r in self._slots.active() if s.seq in {p.seq for p in prompts}
         ]
@@ -198,44 +185,6 @@ class Engine:
             log.info("%s", CACHE_FULL)
             self.observers.fell_back("cache_full", CACHE_FULL)
             return self._target.decode(rows)
-
-    # -- drafting ------------------------------------------------------------------------------
-
-    def _draft(self, turns: Sequence[Turn]) -> float:
-        """Gives every turn its draft, maybe an empty one; the seconds it took."""
-        if not self._drafter or self.depth.n_max == 0 or not turns:
-            return 0.0
-        limits = self.depth.choose([Room(t.seq, t.request.n_draft_max()) for t in turns])
-        for turn, limit in zip(turns, limits, strict=True):
-            turn.limit = limit
-        asking = [(t, limit) for t, limit in zip(turns, limits, strict=True) if limit.n > 0]
-        asks = [Ask(t.seq, t.slot.tokens, limit, t.request.chain) for t, limit in asking]
-        if not asks:
-            return 0.0
-        start = time.perf_counter()
-        try:
-            for (turn, _), draft in zip(asking, self._drafter.propose(asks), strict=True):
-                turn.draft = draft
-        except DecodeError as error:
-            self._stop_drafting("drafter_failed", f"the drafter failed: {error}")
-        return time.perf_counter() - start
-
-    def _observe(self, rows: Sequence[Rows]) -> float:
-        """Shows the drafter what has become certain; the seconds it took."""
-        if not self._drafter:
-            return 0.0
-        start = time.perf_counter()
-        try:
-            self._drafter.observe([r for r in rows if r.tokens])
-        except DecodeError as error:
-            self._stop_drafting("drafter_failed", f"the drafter failed: {error}")
-        return time.perf_counter() - start
-
-    def _stop_drafting(self, kind: Fallback, reason: str) -> None:
-        log.warning("drafting is off from here on: %s", reason)
-        self.observers.fell_back(kind, reason)
-        self.stopped_drafting = reason
-        self._slots.drafter = None
 
     # -- after the decode ----------------------------------------------------------------------
 
@@ -261,12 +210,10 @@ class Engine:
                 request.stats.count_prompt(n_prompt[slot.seq], seconds)
         for turn, outcome in judged:
             turn.count(outcome, times, seconds)
-        if judged and self.is_drafting:
-            self.depth.record(round_of(judged, sum(n_prompt.values()), times, seconds))
-            if self.depth.off_reason:
-                self._stop_drafting("never_accepted", self.depth.off_reason)
+        n_prefill = sum(n_prompt.values())
+        self.drafting.learn(self.depth, judged, n_prefill, times, seconds)
         if self.observers:
-            load = Load(sum(n_prompt.values()), self._slots.n_cells(), len(self._queue))
+            load = Load(n_prefill, self._slots.n_cells(), len(self._queue))
             self.observers.round(judged, load, times, seconds)
 
     def _emit(self, turn: Turn, outcome: Outcome) -> Chunk:

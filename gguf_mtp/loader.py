@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from gguf_mtp import metadata, remembered, sidefile
+from gguf_mtp.decision import Depth
 from gguf_mtp.depth import AutoDepth, DepthOptions, depth_for
 from gguf_mtp.drafters.mtp import FLUSH, MtpDrafter
 from gguf_mtp.engine import Engine
@@ -23,7 +24,7 @@ from gguf_mtp.limits import EngineLimits
 from gguf_mtp.llama import Context, ContextOptions, Model, ModelOptions
 from gguf_mtp.session import Session
 from gguf_mtp.traffic import kv_per_cell, weights_per_token
-from gguf_mtp.types import Depth, Drafter, ModelFacts
+from gguf_mtp.types import Drafter, ModelFacts
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +108,7 @@ def load(path: str | Path, options: LoadOptions | None = None) -> Session:
             n_idle=_idle_cells(facts, options),
         )
         depth = _depth(options, drafts, limits.fingerprint, stack)
-        engine = Engine(target, drafter, depth, limits)
+        engine = Engine(target, [drafter] if drafter else [], depth, limits)
         return Session(engine, model.vocab, facts, stack.pop_all(), side)
 
 

@@ -111,16 +111,18 @@ class Constraint(Protocol):
 class AnswerOptions:
     """What one answer may ask for beyond sampling.
 
-    `draft_max` bounds its drafts below what the depth decision would allow (0: none); `constraint`
-    is a grammar its tokens obey. `n_logprobs` asks for every token's log-probability, and for as
-    many of the likeliest ids beside it; None asks for none. `stop_tokens` end the answer as the
-    model's own end tokens do.
+    `draft_max` bounds its drafts below what the depth decision would allow (0: none); of the
+    drafters there are only those that `draft` names may draft (None: all; see `drafters.names`).
+    `constraint` is a grammar its tokens obey. `n_logprobs` asks for every token's log-probability,
+    and for as many of the likeliest ids beside it; None asks for none. `stop_tokens` end the answer
+    as the model's own end tokens do.
     """
 
     draft_max: int | None = None
     constraint: Constraint | None = None
     n_logprobs: int | None = None
     stop_tokens: frozenset[int] = frozenset()
+    draft: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.n_logprobs is not None and self.n_logprobs < 0:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from gguf_mtp.decision import Judged, Round
 from gguf_mtp.logprobs import TokenLogprobs, logprobs_of
 from gguf_mtp.params import PLAIN, AnswerOptions, SamplingParams
 from gguf_mtp.sampling import Chain
 from gguf_mtp.stats import RoundCount, Stats
-from gguf_mtp.types import Draft, FinishReason, Floats, Judged, Limit, Round, Rows, Verdict
+from gguf_mtp.types import Draft, FinishReason, Floats, Limit, Rows, Verdict
 from gguf_mtp.verify import verify
 
 NO_DRAFT = Draft((), (), (), "")
@@ -87,6 +88,7 @@ class Turn:
     def __init__(self, slot: Slot, request: Request) -> None:
         self.slot, self.request = slot, request
         self.draft = NO_DRAFT
+        self.offer = NO_DRAFT  # by a free drafter, sent to the target or not
         self.limit: Limit | None = None  # of the draft; None where nothing drafts
 
     @property
@@ -157,11 +159,24 @@ def round_of(
 ) -> Round:
     """What the depth decision learns from a round that took `seconds`."""
     return Round(
-        judged=[Judged(t.seq, t.draft.confidence, o.n_accepted, o.n_judged) for t, o in judged],
+        judged=[
+            Judged(t.seq, t.draft.confidence, o.n_accepted, o.n_judged, t.draft.source)
+            for t, o in judged
+        ],
         n_rows=sum(1 + len(t.draft.tokens) for t, _ in judged),
         n_prefill=n_prefill,
         n_cells=sum(len(t.slot.tokens) for t, _ in judged),
         target_s=times.target_s,
         draft_s=times.draft_s,
         other_s=seconds - times.target_s - times.draft_s,
+        offers=[_compare(t, o.committed) for t, o in judged if t.offer.tokens],
     )
+
+
+def _compare(turn: Turn, committed: Sequence[int]) -> Judged:
+    """The turn's offer against what was committed: a point mass is accepted as often as the target
+    draws it, so that this is the target's verdict whether it was asked or not."""
+    offer = turn.offer
+    n = min(len(offer.tokens), len(committed))
+    n_same = next((k for k in range(n) if offer.tokens[k] != committed[k]), n)
+    return Judged(turn.seq, offer.confidence, n_same, min(n_same + 1, n), offer.source)

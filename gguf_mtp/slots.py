@@ -1,6 +1,6 @@
 """Who sits where in the KV caches: admission, reuse of what was read before, and what stays.
 
-Every change is made to the target's cache and the drafter's together. Knows no sampling, no depth
+Every change is made to the target's cache and the drafters' together. Knows no sampling, no depth
 and no clock.
 """
 
@@ -8,22 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from gguf_mtp.drafting import Drafting
 from gguf_mtp.errors import CannotRewind, RequestError, SavedStateError
 from gguf_mtp.sequence import Request, Slot
-from gguf_mtp.types import Decoder, Drafter, Rows
+from gguf_mtp.types import Decoder, Rows
 
 
 class Slots:
-    """`n_seq` slots over a target and, while it works, a drafter.
-
-    `drafter` may be set to None at any time: then only the target's cache is kept. While some slot
-    is active, idle ones hold at most `n_idle` cells of their own.
-    """
+    """`n_seq` slots over a target and its drafters. While some slot is active, idle ones hold at
+    most `n_idle` cells of their own."""
 
     def __init__(
-        self, target: Decoder, drafter: Drafter | None, n_seq: int, n_idle: int = 1 << 40
+        self, target: Decoder, drafting: Drafting, n_seq: int, n_idle: int = 1 << 40
     ) -> None:
-        self.drafter = drafter
+        self._drafting = drafting
         self._n_idle = n_idle
         self._target = target
         self._slots = [Slot(seq) for seq in range(n_seq)]
@@ -104,10 +102,8 @@ class Slots:
             raise SavedStateError("there is nothing to save: no idle sequence begins like this")
         self._cut(source, n_common)
         source.tokens = source.tokens[:n_common]
-        parts = {"target": self._target.save(source.seq)}
-        if self.drafter:
-            parts["drafter"] = self.drafter.save(source.seq)
-        return source.tokens, parts
+        target = {"target": self._target.save(source.seq)}
+        return source.tokens, target | self._drafting.save(source.seq)
 
     def load(self, tokens: Sequence[int], parts: Mapping[str, bytes]) -> None:
         """Puts a saved sequence into the idle slot used longest ago.
@@ -121,8 +117,7 @@ class Slots:
         slot.tokens = []
         try:
             self._target.load(slot.seq, parts["target"])
-            if self.drafter:
-                self.drafter.load(slot.seq, parts["drafter"])
+            self._drafting.load(slot.seq, parts)
         except SavedStateError:
             self._cut(slot, 0)
             raise
@@ -147,9 +142,9 @@ class Slots:
         return slot, n_common
 
     def _begin(self, slot: Slot, source: Slot, n_common: int) -> int:
-        """Makes both caches of `slot` hold the shared beginning; how many rows need no decoding.
+        """Makes all caches of `slot` hold the shared beginning; how many rows need no decoding.
 
-        The last shared token is decoded again: its hidden row makes the drafter's next row.
+        The last shared token is decoded again: its hidden row makes a drafter's next row.
         """
         keep = max(n_common - 1, 0)
         try:
@@ -157,8 +152,7 @@ class Slots:
                 self._cut(slot, n_common)
             elif keep:
                 self._target.copy(source.seq, slot.seq, keep)
-                if self.drafter:
-                    self.drafter.copy(source.seq, slot.seq, n_common)
+                self._drafting.copy(source.seq, slot.seq, n_common)
             else:
                 self._cut(slot, 0)
         except CannotRewind:  # a recurrent cache can only be emptied
@@ -167,10 +161,9 @@ class Slots:
         return keep
 
     def _cut(self, slot: Slot, n_tokens: int) -> None:
-        """Cuts both caches back to the first `n_tokens`, of which the target forgets the last."""
+        """Cuts all caches back to the first `n_tokens`, of which the target forgets the last."""
         self._target.rewind(slot.seq, max(n_tokens - 1, 0))
-        if self.drafter:
-            self.drafter.rewind(slot.seq, n_tokens)
+        self._drafting.rewind(slot.seq, n_tokens)
 
     def _use(self, slot: Slot) -> None:
         self._turn += 1

@@ -113,12 +113,14 @@ class Limit(NamedTuple):
     At most `n` tokens (0: none). The draft ends before position k when its confidence there is
     below `p_min[k]`; positions past the end of `p_min` have no such bound. The rule looks at the
     draft distribution's maximum and never at the token drawn: otherwise the output law would shift.
-    `reason` is for people: why so far, in a word or two.
+    `source` names the drafter, one of the `Room`'s; `reason` is for people: why so far, in a word
+    or two.
     """
 
     n: int
     p_min: Sequence[float] = ()
     reason: str = ""
+    source: str = ""
 
 
 class Chain(Protocol):
@@ -154,11 +156,13 @@ class Drafter(Protocol):
     come exactly once and in order, with the `hidden` rows of a target that puts them out. `propose`
     has no lasting effect on what is certain and answers each ask in order; `limit.n == 0` is legal
     and gives an empty draft. `rewind(seq, n)`: `tokens[:n]` stay certain, later ones never were;
-    the next row observed is position n - 1 for a drafter that reads hidden rows. `copy`, `save` and
-    `load` are as the decoder's, with what is buffered.
+    the next row observed is position max(n - 1, 0). `copy`, `save` and `load` are as the decoder's,
+    with what is buffered. The drafts of a drafter that `is_free` take microseconds and are point
+    masses: they are made before the depth is decided.
     """
 
     name: str
+    is_free: bool
 
     def observe(self, rows: Sequence[Rows]) -> None: ...
     def propose(self, asks: Sequence[Ask]) -> list[Draft]: ...
@@ -166,60 +170,6 @@ class Drafter(Protocol):
     def copy(self, src: int, dst: int, n: int) -> None: ...
     def save(self, seq: int) -> bytes: ...
     def load(self, seq: int, data: bytes) -> None: ...
-
-
-class Room(NamedTuple):
-    """A sequence that may draft next; `n_max` tokens fit its max_tokens and context."""
-
-    seq: int
-    n_max: int
-
-
-class Judged(NamedTuple):
-    """One sequence's part of a round.
-
-    `confidence` has one entry per drafted token. The target looked at `n_judged` of them, up to its
-    first refusal or the answer's end, and agreed with `n_accepted`.
-    """
-
-    seq: int
-    confidence: Sequence[float]
-    n_accepted: int
-    n_judged: int
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """What a round cost: times in seconds, from wall clocks read after the work was done.
-
-    `n_rows` rows of the target decode verified drafts or continued a sequence, `n_prefill` more
-    were prompt rows. `n_cells` is how many positions the decoded sequences held together.
-    """
-
-    judged: Sequence[Judged]
-    n_rows: int
-    n_prefill: int
-    n_cells: int
-    target_s: float
-    draft_s: float
-    other_s: float
-
-
-class Depth(Protocol):
-    """Decides how far each sequence drafts next (`depth`). `forget(seq)`: the sequence has ended.
-
-    `n_max` is the largest depth it will ever choose. `off_reason`, one sentence, appears once when
-    drafting was given up for good (every later limit is 0): the engine logs it. `choose` answers
-    each room in order; the `record` that follows covers the same sequences.
-    """
-
-    @property
-    def n_max(self) -> int: ...
-    @property
-    def off_reason(self) -> str | None: ...
-    def choose(self, rooms: Sequence[Room]) -> list[Limit]: ...
-    def record(self, round_: Round) -> None: ...
-    def forget(self, seq: int) -> None: ...
 
 
 class Chunk(NamedTuple):

@@ -19,7 +19,7 @@ from depth_sim import (
     simulate,
 )
 
-from gguf_mtp.types import Depth
+from gguf_mtp.decision import Depth
 
 CURVES = [
     curve("flat", lambda m: 1 + 0.02 * (m - 1)),

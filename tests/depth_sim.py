@@ -12,8 +12,8 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from gguf_mtp.decision import Depth, Judged, Room, Round
 from gguf_mtp.depth.auto import AutoDepth
-from gguf_mtp.types import Depth, Judged, Room, Round
 
 MAX_DEPTH = 8
 Profile = Sequence[float]

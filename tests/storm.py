@@ -9,6 +9,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
+from gguf_mtp.drafters.model import ModelDrafter
+from gguf_mtp.drafters.mtp import MtpDrafter
+from gguf_mtp.drafters.ngram import NgramDrafter
 from gguf_mtp.engine import Engine
 from gguf_mtp.errors import SavedStateError
 from gguf_mtp.params import SamplingParams
@@ -90,10 +93,17 @@ class Storm:
             n_past = slots._target.n_past(slot.seq)
             if slot.request is None or slots.is_read(slot):
                 assert n_past == max(len(slot.tokens) - 1, 0), "target rows"
-            if slots.drafter:
-                pending = slots.drafter._pending[slot.seq]  # type: ignore[attr-defined]
-                assert pending.end == min(n_past, max(len(slot.tokens) - 1, 0)), "drafter rows"
-                assert slots.drafter._context.n_past(slot.seq) in (  # type: ignore[attr-defined]
-                    0,
-                    pending.first + 1,
-                ), "MTP rows"
+            self.check_drafters(slot.seq, min(n_past, max(len(slot.tokens) - 1, 0)))
+
+    def check_drafters(self, seq: int, n_rows: int) -> None:
+        """Each has seen exactly what is certain, and holds nothing else."""
+        drafting = self.engine.drafting
+        mtp, ngram, model = (drafting.drafter(name) for name in ("mtp", "ngram", "model"))
+        if isinstance(mtp, MtpDrafter):
+            pending = mtp._pending[seq]
+            assert pending.end == n_rows, "drafter rows"
+            assert mtp._context.n_past(seq) in (0, pending.first + 1), "MTP rows"
+        if isinstance(ngram, NgramDrafter):
+            assert len(ngram._indices[seq].tokens) == n_rows, "indexed tokens"
+        if isinstance(model, ModelDrafter):
+            assert model._context.n_past(seq) <= n_rows + 1, "draft model rows"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from gguf_mtp.decision import Depth, Judged, Room, Round
 from gguf_mtp.depth import FixedDepth
 from gguf_mtp.errors import RequestError
-from gguf_mtp.types import Depth, Judged, Limit, Room, Round
+from gguf_mtp.types import Limit
 
 
 def a_round(*judged: Judged) -> Round:
@@ -43,11 +44,10 @@ def test_watchdog_ends_drafting_after_64_drafts_without_an_acceptance() -> None:
     depth = FixedDepth(2)
     for _ in range(63):
         depth.record(a_round(rejected()))
-    assert depth.off_reason is None
+    assert not depth.given_up
     assert depth.choose([Room(0, 8)]) == [Limit(2)]
     depth.record(a_round(rejected()))
-    assert depth.off_reason is not None
-    assert "0 of 64 drafts" in depth.off_reason
+    assert "0 of 64 drafts" in depth.given_up[""]
     assert depth.choose([Room(0, 8)]) == [Limit(0)]
 
 
@@ -56,11 +56,11 @@ def test_watchdog_sleeps_after_one_acceptance() -> None:
     depth.record(a_round(Judged(0, [0.9, 0.8], n_accepted=1, n_judged=2)))
     for _ in range(200):
         depth.record(a_round(rejected()))
-    assert depth.off_reason is None
+    assert not depth.given_up
 
 
 def test_watchdog_counts_only_judged_drafts() -> None:
     depth = FixedDepth(2)
     for _ in range(200):
         depth.record(a_round(Judged(0, [], n_accepted=0, n_judged=0)))
-    assert depth.off_reason is None
+    assert not depth.given_up

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from statistics import median
+from typing import ClassVar
 
 import pytest
 from depth_bounds import CURVES, PROFILES, TOLERANCE, check_stationary, interrupted, named, regimes
@@ -27,8 +28,9 @@ from depth_sim import (
     uniform_rate,
 )
 
+from gguf_mtp.decision import Depth, Room, Round
 from gguf_mtp.depth import AutoDepth, FixedDepth
-from gguf_mtp.types import Depth, Limit, Room, Round
+from gguf_mtp.types import Limit
 
 HIGH, MIDDLE, LOW, ZERO = falling(0.95, 0.98), falling(0.75, 0.92), falling(0.15, 0.9), PROFILES[0]
 TELLING_CELLS = [
@@ -51,7 +53,7 @@ class IgnoresShape:
         self.inner = AutoDepth()
 
     n_max = MAX_DEPTH
-    off_reason = None
+    given_up: ClassVar[dict[str, str]] = {}
 
     def choose(self, rooms: Sequence[Room]) -> list[Limit]:
         return self.inner.choose(rooms)

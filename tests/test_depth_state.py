@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from depth_sim import curve, falling, simulate
 
+from gguf_mtp.decision import Judged, Room, Round
 from gguf_mtp.depth import AutoDepth, DepthOptions, FixedDepth, depth_for
 from gguf_mtp.depth.state import export_state, import_state
 from gguf_mtp.errors import RequestError
-from gguf_mtp.types import Judged, Limit, Room, Round
 
 
 def test_equal_bounds_are_a_fixed_depth_and_others_automatic() -> None:
@@ -39,7 +39,7 @@ def test_bounds_hold_in_every_round() -> None:
     assert len(limit.p_min) == limit.n
     assert all(p >= 0.3 for p in limit.p_min)
     assert depth.choose([Room(0, 1)])[0].n == 0
-    assert depth.choose([Room(0, 0)]) == [Limit(0)]
+    assert depth.choose([Room(0, 0)])[0].n == 0
 
 
 def test_times_next_to_a_prompt_are_not_recorded() -> None:
@@ -59,12 +59,11 @@ def test_times_next_to_a_prompt_are_not_recorded() -> None:
 def test_a_head_that_never_fits_is_given_up() -> None:
     depth = AutoDepth()
     for i in range(64):
-        assert depth.off_reason is None, i
+        assert not depth.given_up, i
         depth.choose([Room(0, 8)])
         depth.record(Round([Judged(0, [0.9], 0, 1)], 2, 0, 10, 1.0, 0.1, 0.0))
-    assert depth.off_reason
-    assert depth.choose([Room(0, 8)]) == [Limit(0)]
-    assert depth.report().reason == depth.off_reason
+    assert depth.choose([Room(0, 8)])[0].n == 0
+    assert depth.report().reason == depth.given_up[""]
 
 
 def learned(world_law: Any, first: float) -> AutoDepth:
@@ -113,7 +112,12 @@ def test_damaged_states_are_refused_and_change_nothing() -> None:
     for key in good:
         damaged += [{k: v for k, v in good.items() if k != key}]
         damaged += [{**good, key: bad} for bad in ("x", -7.0, math.nan, [1], {"1": "x"})]
-    damaged.append({**good, "shared": [[5.0] * 8, [1.0] * 8]})
+    drafter = good["drafters"][""]
+    for key in drafter:
+        for bad in ("x", -7.0, math.nan, [1], {"1": "x"}, [[5.0] * 8, [1.0] * 8]):
+            damaged.append({**good, "drafters": {"": {**drafter, key: bad}}})
+        some = {k: v for k, v in drafter.items() if k != key}
+        damaged.append({**good, "drafters": {"": some}})
     for state in damaged:
         depth = AutoDepth()
         reason = import_state(depth, state)

@@ -31,7 +31,7 @@ def engine_of(
 ) -> Engine:
     mtp = mtp or FakeMtp(limits.n_seq)
     drafter = MtpDrafter(mtp, limits.n_seq, limits.n_batch)
-    return Engine(target, drafter, FixedDepth(depth), limits)
+    return Engine(target, [drafter], FixedDepth(depth), limits)
 
 
 def collect(engine: Engine, prompts: list[list[int]], max_tokens: int = 40, params=GREEDY):
@@ -164,7 +164,7 @@ def test_a_prompt_read_before_is_not_read_again() -> None:
 
 def test_a_cache_that_cannot_rewind_is_emptied() -> None:
     target = FakeTarget(can_rewind=False)
-    engine = Engine(target, None, FixedDepth(0), NO_END)
+    engine = Engine(target, [], FixedDepth(0), NO_END)
     collect(engine, [[1, 2, 3, 4]], 3)
     [answer], [end] = collect(engine, [[1, 2, 9]], 5)
     assert answer == greedy([1, 2, 9], 5)

@@ -191,7 +191,7 @@ def test_mutant_on_product_settings_is_caught(monkeypatch: pytest.MonkeyPatch) -
 
 def engine_parts(session: Session) -> tuple[Engine, Decoder]:
     engine = session.engine
-    return engine, engine._drafter._context  # type: ignore[union-attr]
+    return engine, engine.drafting.drafter("mtp")._context  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(("depth", "floor"), [(1, 0.791), (2, 0.759)])

@@ -135,7 +135,8 @@ def test_one_pass_over_the_weights_per_round(draft: str, passes: Passes) -> None
         for prompt in waiting[:4]:
             engine.submit(prompt, GREEDY, 30)
         n_rounds, before = 0, passes.n
-        n_mtp = engine._drafter._context.n_decodes if engine._drafter else 0  # type: ignore[attr-defined]
+        mtp = engine.drafting.drafter("mtp")
+        n_mtp = mtp._context.n_decodes if mtp else 0  # type: ignore[attr-defined]
         n_target = target.n_decodes  # type: ignore[attr-defined]
         while not engine.is_idle:
             if n_rounds in (3, 5, 9, 11):
@@ -143,8 +144,8 @@ def test_one_pass_over_the_weights_per_round(draft: str, passes: Passes) -> None
             engine.step()
             n_rounds += 1
         assert target.n_decodes - n_target == n_rounds  # type: ignore[attr-defined]
-        if engine._drafter:
-            n_mtp = engine._drafter._context.n_decodes - n_mtp  # type: ignore[attr-defined]
+        if mtp:
+            n_mtp = mtp._context.n_decodes - n_mtp  # type: ignore[attr-defined]
             assert n_mtp <= n_rounds * depth  # batched across the sequences
         assert passes.n - before == n_rounds + n_mtp
 

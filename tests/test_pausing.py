@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import pytest
 
 import gguf_mtp
+from gguf_mtp.decision import Room, Round
 from gguf_mtp.demo import demo_model
 from gguf_mtp.drafters.mtp import FLUSH
 from gguf_mtp.params import SamplingParams
 from gguf_mtp.session import Session
-from gguf_mtp.types import Ask, Draft, Limit, Room, Round
+from gguf_mtp.types import Ask, Draft, Limit
 
 pytestmark = pytest.mark.native
 
@@ -22,10 +23,11 @@ class Told:
     """A depth decision that does as it is told."""
 
     def __init__(self, depth: int) -> None:
-        self.depth, self.n_max, self.off_reason = depth, 4, None
+        self.depth, self.n_max = depth, 4
+        self.given_up: dict[str, str] = {}
 
     def choose(self, rooms: Sequence[Room]) -> list[Limit]:
-        return [Limit(min(self.depth, room.n_max)) for room in rooms]
+        return [Limit(min(self.depth, room.n_max), source="mtp") for room in rooms]
 
     def record(self, round_: Round) -> None:
         """Nothing is learned."""
@@ -58,8 +60,9 @@ def write(session: Session, depth: Told, n: int, max_rounds: int) -> list[int]:
 def next_draft(session: Session, tokens: list[int]) -> Draft:
     [(slot, request)] = session.engine._slots.active()
     assert slot.tokens == tokens
-    assert session.engine._drafter is not None
-    [draft] = session.engine._drafter.propose([Ask(0, tokens, Limit(4), request.chain)])
+    drafter = session.engine.drafting.drafter("mtp")
+    assert drafter is not None
+    [draft] = drafter.propose([Ask(0, tokens, Limit(4), request.chain)])
     return draft
 
 
@@ -77,5 +80,5 @@ def test_the_first_draft_after_a_pause_is_that_of_a_run_without(n_rounds: int) -
 def test_a_pause_costs_one_mtp_decode_for_256_rows() -> None:
     with strict() as session:
         tokens = write(session, Told(0), 1000, 2000)
-        mtp = session.engine._drafter._context  # type: ignore[union-attr]
+        mtp = session.engine.drafting.drafter("mtp")._context  # type: ignore[union-attr]
         assert mtp.n_decodes == (len(tokens) - 2) // FLUSH == 3

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from gguf_mtp.cli import report
+from gguf_mtp.decision import Judged, Room, Round
 from gguf_mtp.depth import AutoDepth, DepthOptions, FixedDepth
 from gguf_mtp.stats import Stats
-from gguf_mtp.types import Judged, Room, Round
 
 STATS = Stats(
     prefill_tokens=10,

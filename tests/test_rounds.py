@@ -79,7 +79,7 @@ def test_times_and_load() -> None:
 
 
 def test_without_a_drafter_the_reason_says_so() -> None:
-    engine = Engine(FakeTarget(), None, FixedDepth(0), NO_END)
+    engine = Engine(FakeTarget(), [], FixedDepth(0), NO_END)
     seen = watched(engine)
     collect(engine, [[1, 2, 3]], 4)
     assert {(p.depth, p.reason, p.source) for r in seen.rounds for p in r.parts} == {(0, "off", "")}

@@ -59,7 +59,7 @@ def test_common_prefix(held: list[int], prompt: list[int], n: int) -> None:
 def test_a_request_bounds_its_own_drafts_and_no_other() -> None:
     limits = EngineLimits(n_ctx=64, n_seq=3, n_batch=32, end_tokens=frozenset())
     drafter = MtpDrafter(FakeMtp(3), 3, 32)
-    engine = Engine(FakeTarget(3), drafter, FixedDepth(4), limits)
+    engine = Engine(FakeTarget(3), [drafter], FixedDepth(4), limits)
     ids = [
         engine.submit([3, 1, 4], SamplingParams(temperature=0), 20, AnswerOptions(draft_max))
         for draft_max in (None, 0, 2)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from gguf_mtp.decision import Room, Round
 from gguf_mtp.depth.watchdog import Watchdog
 from gguf_mtp.errors import RequestError
-from gguf_mtp.types import Limit, Room, Round
+from gguf_mtp.types import Limit
 
 
 class FixedDepth:
-    """Drafts `n` tokens wherever they fit, until the watchdog finds that none is ever accepted.
+    """Drafts `n` tokens wherever they fit, with the first drafter that can; the watchdog gives up
+    those of whom nothing is ever accepted.
 
     `FixedDepth(0)` never drafts: plain decoding. `p_min` bounds every position of a draft as
     `Limit.p_min` does. Raises `RequestError` for a negative depth or a `p_min` outside 0 to 1.
@@ -30,15 +32,23 @@ class FixedDepth:
         return self._n
 
     @property
-    def off_reason(self) -> str | None:
-        return self._watchdog.reason
+    def given_up(self) -> Mapping[str, str]:
+        return self._watchdog.given_up
 
     def choose(self, rooms: Sequence[Room]) -> list[Limit]:
-        n = 0 if self._watchdog.reason else self._n
-        return [Limit(min(n, room.n_max), self._p_min) for room in rooms]
+        return [self._limit(room) for room in rooms]
+
+    def _limit(self, room: Room) -> Limit:
+        source = next((name for name in room.drafters if name not in self.given_up), None)
+        if source is None:
+            return Limit(0)
+        n = min(self._n, room.n_max)
+        if room.offer and source == room.offer.source:
+            return Limit(min(n, len(room.offer.confidence)), (), source=source)
+        return Limit(n, self._p_min, source=source)
 
     def record(self, round_: Round) -> None:
-        self._watchdog.see(round_.judged)
+        self._watchdog.see(round_)
 
     def forget(self, seq: int) -> None:
         """Nothing is kept per sequence."""

@@ -76,12 +76,15 @@ class View(NamedTuple):
         return len(depths) + sum(sum(g[:n]) for g, n in zip(self.gain, depths, strict=True))
 
     def seconds(self, depths: Depths) -> float:
-        n_seqs, rows, deepest = len(depths), sum(depths), max(depths)
-        _, first, further, row, _ = self.prices
+        return self.prices.target[len(depths) + sum(depths)] + self.drafting(depths)
+
+    def drafting(self, depths: Sequence[int]) -> float:
+        """Seconds of making drafts of these depths."""
+        deepest = max(depths)
+        _, first, further, row, idle = self.prices
         if deepest == 0:
-            return self.plain
-        drafting = first + (deepest - 1) * further + (rows - deepest) * row
-        return self.prices.target[n_seqs + rows] + drafting
+            return idle
+        return first + (deepest - 1) * further + (sum(depths) - deepest) * row
 
     def rate_of(self, depths: Depths) -> float:
         return self.tokens(depths) / self.seconds(depths)

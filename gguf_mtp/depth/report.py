@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
+from gguf_mtp.depth.costs import TargetCost
+from gguf_mtp.depth.offers import Exchange
 from gguf_mtp.depth.plan import View
+from gguf_mtp.depth.source import Source
 
 
 class DepthReport(NamedTuple):
@@ -12,7 +16,8 @@ class DepthReport(NamedTuple):
 
     `plain_tokens_per_s` is what decoding without drafts would reach (None before it was measured),
     `speed_up` the expected gain over it; `acceptance[k]` of draft position k given the ones before,
-    for the positions that were judged at all. `reason`, one sentence, says why `depth` is 0.
+    for the positions that were judged at all. `reason`, one sentence, says why `depth` is 0. They
+    are the leading drafter's; `offers` has the acceptance of those that are free.
     """
 
     plain_tokens_per_s: float | None
@@ -20,6 +25,28 @@ class DepthReport(NamedTuple):
     speed_up: float
     acceptance: tuple[float, ...]
     reason: str | None
+    offers: Mapping[str, tuple[float, ...]] = {}
+
+
+def report_of(
+    target: TargetCost, lead: Source | None, exchange: Exchange, given_up: Mapping[str, str]
+) -> DepthReport:
+    """For one sequence that goes on as the last ones did."""
+    offers = {name: one.by_position() for name, one in exchange.known.items()}
+    if not target.cells:
+        return DepthReport(None, 0, 1.0, (), "the plain speed is still being measured", offers)
+    if lead is None:
+        plain = 1 / target.mean(2)[1]
+        return DepthReport(plain, 0, 1.0, (), "only what can be copied is drafted", offers)
+    plan = lead.outlook()
+    mean = plan.mean
+    judged = sum(seen > 0 for seen in lead.acceptance.shared.seen)
+    reason = given_up.get(lead.name)
+    if reason is None and lead.depth == 0:
+        reason = reason_off(mean, min(judged, max(target.cells) - 1))
+    speed_up = plan.rate * mean.plain if lead.depth else 1.0
+    acceptance = tuple(mean.acceptance[0][:judged])
+    return DepthReport(1 / mean.plain, lead.depth, speed_up, acceptance, reason, offers)
 
 
 def reason_off(mean: View, most: int) -> str:

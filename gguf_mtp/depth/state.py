@@ -8,16 +8,26 @@ with a reason and changes nothing. Per-sequence evidence and probes in progress 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from gguf_mtp.depth.acceptance import SHARED_MEMORY, Rates
-from gguf_mtp.depth.auto import AutoDepth, Learned
+from gguf_mtp.depth.auto import AutoDepth, Learned, Skill
 from gguf_mtp.depth.confidence import N_BINS, Calibration
 from gguf_mtp.depth.costs import DraftCost, TargetCost
+from gguf_mtp.depth.source import Source
 
-VERSION = 1
+VERSION = 2
 _MOST_ROWS = 4096
 _LONGEST = 3600.0  # seconds that a decode may have taken
+
+
+class _Probes(NamedTuple):
+    """Where a drafter's probes stood: rounds left to wait down and up, the lengths of those waits,
+    and the purse in plain rounds."""
+
+    left: list[int]
+    length: list[int]
+    purse: float
 
 
 def export_state(depth: AutoDepth) -> dict[str, Any] | None:
@@ -26,18 +36,29 @@ def export_state(depth: AutoDepth) -> dict[str, Any] | None:
     if not known:
         return None
     plain = depth.target.mean(2)[1]
-    calibration, shared = depth.stopping.calibration, depth.acceptance.shared
     return {
         "version": VERSION,
         "target": {str(m): [seconds, n] for m, (seconds, n) in known.items()},
         "noise": depth.target.noise,
         "rebuild": depth.target.rebuild,
-        "draft": list(depth.draft.weights) if depth.draft.n else None,
-        "idle": depth.draft.idle,
-        "shared": [list(shared.hits), list(shared.seen)],
-        "bins": [[list(row) for row in calibration.hits], [list(row) for row in calibration.seen]],
-        "probes": {**depth.prober.waits(), "purse": depth.prober.purse(plain)},
+        "drafters": {name: _exported(one, plain) for name, one in depth.sources.items()},
+        "offers": {name: _bins_of(one.calibration) for name, one in depth.exchange.known.items()},
     }
+
+
+def _exported(source: Source, plain: float) -> dict[str, Any]:
+    shared = source.acceptance.shared
+    return {
+        "draft": list(source.draft.weights) if source.draft.n else None,
+        "idle": source.draft.idle,
+        "shared": [list(shared.hits), list(shared.seen)],
+        "bins": _bins_of(source.stopping.calibration),
+        "probes": {**source.prober.waits(), "purse": source.prober.purse(plain)},
+    }
+
+
+def _bins_of(calibration: Calibration) -> list[list[list[float]]]:
+    return [[list(row) for row in calibration.hits], [list(row) for row in calibration.seen]]
 
 
 def import_state(depth: AutoDepth, state: object) -> str | None:
@@ -48,35 +69,50 @@ def import_state(depth: AutoDepth, state: object) -> str | None:
         what = f"no entry {error}" if isinstance(error, KeyError) else str(error)
         return f"the stored depth state is not usable: {what}"
     depth.warm_start(learned)
-    left, length, purse = probes
-    depth.prober.restore(left, length, purse * learned.target.mean(2)[1])
+    plain = learned.target.mean(2)[1]
+    for name, one in probes.items():
+        depth.source(name).prober.restore(one.left, one.length, one.purse * plain)
     return None
 
 
-def _learned(state: object, n_max: int) -> tuple[Learned, tuple[list[int], list[int], float]]:
+def _learned(state: object, n_max: int) -> tuple[Learned, dict[str, _Probes]]:
     whole = _dict(state)
     if whole["version"] != VERSION:
         raise ValueError(f"its version is {whole['version']!r}, not {VERSION}")
     target = _target(whole)
+    drafters = {str(name): _dict(one) for name, one in _dict(whole["drafters"]).items()}
+    offers = {str(name): _bins(one, n_max) for name, one in _dict(whole["offers"]).items()}
+    skills = {name: _skill(one, n_max) for name, one in drafters.items()}
+    probes = {name: _probes(one["probes"]) for name, one in drafters.items()}
+    return Learned(target, skills, offers), probes
+
+
+def _skill(one: dict[str, Any], n_max: int) -> Skill:
     draft = DraftCost()
-    if whole["draft"] is not None:
-        first, step, row = (_number(w, -_LONGEST, _LONGEST) for w in _list(whole["draft"], 3))
+    if one["draft"] is not None:
+        first, step, row = (_number(w, -_LONGEST, _LONGEST) for w in _list(one["draft"], 3))
         if step <= 0:
             raise ValueError(f"a draft step takes {step} seconds")
         draft.restore([first, step, row])
-    draft.idle = _number(whole["idle"], 0, _LONGEST)
-    shared, calibration = Rates(n_max, SHARED_MEMORY), Calibration(n_max)
-    hits, seen = _list(whole["shared"], 2)
+    draft.idle = _number(one["idle"], 0, _LONGEST)
+    shared = Rates(n_max, SHARED_MEMORY)
+    hits, seen = _list(one["shared"], 2)
     shared.restore(*_counts(hits, seen))
-    bin_hits, bin_seen = _list(whole["bins"], 2)
-    rows = [_counts(h, s, N_BINS) for h, s in zip(_list(bin_hits), _list(bin_seen), strict=True)]
+    return Skill(draft, shared, _bins(one["bins"], n_max))
+
+
+def _bins(value: object, n_max: int) -> Calibration:
+    calibration = Calibration(n_max)
+    hits, seen = _list(value, 2)
+    rows = [_counts(h, s, N_BINS) for h, s in zip(_list(hits), _list(seen), strict=True)]
     calibration.restore([h for h, _ in rows], [s for _, s in rows])
-    probes = _dict(whole["probes"])
-    left, length = (
-        [int(_number(n, 0, 1e6)) for n in _list(probes[k], 2)] for k in ("left", "length")
-    )
-    purse = _number(probes["purse"], -1e6, 1e6)
-    return Learned(target, draft, shared, calibration), (left, length, purse)
+    return calibration
+
+
+def _probes(value: object) -> _Probes:
+    one = _dict(value)
+    left, length = ([int(_number(n, 0, 1e6)) for n in _list(one[k], 2)] for k in ("left", "length"))
+    return _Probes(left, length, _number(one["purse"], -1e6, 1e6))
 
 
 def _target(whole: dict[str, Any]) -> TargetCost:

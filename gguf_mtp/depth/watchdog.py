@@ -1,37 +1,38 @@
-"""Notices a draft head that never agrees with its target.
+"""Notices a drafter that never agrees with its target.
 
-A block that loads and computes may still be wired wrongly (converted with swapped inputs, trained
-for another trunk): then not one draft is accepted, and no depth is worth choosing.
+An MTP block that loads and computes may still be wired wrongly (converted with swapped inputs,
+trained for another trunk), and so may a draft model: then not one draft is accepted, and no depth
+is worth choosing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from gguf_mtp.types import Judged
+from gguf_mtp.decision import Round
 
 
 class Watchdog:
-    """Counts drafts until the first acceptance; `reason` says why drafting should stop for good.
+    """Counts each drafter's drafts until the first acceptance; `given_up` says of whom none was.
 
-    Only drafts whose first token was judged count. After one acceptance the watchdog sleeps: low
-    acceptance is then a matter of cost, which the depth decision weighs itself.
+    Only drafts whose first token was judged count. After one acceptance a drafter is not watched
+    any more: low acceptance is then a matter of cost, which the depth decision weighs itself. Who
+    only copies is not watched at all: a text may begin to repeat itself at any time.
     """
 
     def __init__(self, n_drafts: int = 64) -> None:
-        self.reason: str | None = None
-        self._left = n_drafts
+        self.given_up: dict[str, str] = {}
+        self._left: dict[str, int] = {}
         self._n_drafts = n_drafts
 
-    def see(self, judged: Sequence[Judged]) -> None:
+    def see(self, round_: Round) -> None:
         """Count one round's drafts."""
-        if self._left <= 0:
-            return
-        for one in judged:
-            if one.n_accepted:
-                self._left = 0
-                return
-            self._left -= one.n_judged > 0
-        if self._left <= 0:
-            n = self._n_drafts
-            self.reason = f"0 of {n} drafts were accepted: the draft head does not fit this model"
+        free = [offer.source for offer in round_.offers]
+        for one in round_.judged:
+            left = self._left.get(one.source, self._n_drafts)
+            if not one.n_judged or left <= 0 or one.source in free:
+                continue
+            self._left[one.source] = left = 0 if one.n_accepted else left - 1
+            if left == 0 and not one.n_accepted:
+                self.given_up[one.source] = (
+                    f"0 of {self._n_drafts} drafts were accepted: "
+                    "the drafter does not fit this model"
+                )

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gguf_mtp.types import Ask, Decoder, Distribution, Draft, Floats, Limit, Output, Rows
+from gguf_mtp.drafters.run import Run
+from gguf_mtp.types import Ask, Decoder, Draft, Floats, Output, Rows
 
 FLUSH = 256
 """Rows a sequence buffers before they are decoded though nobody asked for a draft."""
@@ -78,6 +79,7 @@ class MtpDrafter:
     """
 
     name = "mtp"
+    is_free = False
 
     def __init__(self, context: Decoder, n_seq: int, n_batch: int) -> None:
         self._context = context
@@ -98,7 +100,7 @@ class MtpDrafter:
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """One draft per ask, in order. Raises `DecodeError`; the caches then hold certain rows
         only."""
-        runs = [_Run(ask) for ask in asks]
+        runs = [Run(ask) for ask in asks]
         active = [r for r in runs if r.wants_more and self._has_rows(r.ask.seq)]
         outputs = self._catch_up(active)
         try:
@@ -111,7 +113,7 @@ class MtpDrafter:
         finally:
             for run in runs:  # what was only guessed leaves the cache
                 self._context.rewind(run.ask.seq, self._pending[run.ask.seq].first + 1)
-        return [run.draft() for run in runs]
+        return [run.draft(self.name) for run in runs]
 
     def rewind(self, seq: int, n: int) -> None:
         """Keeps MTP rows at positions < n; the next row to observe is max(n - 1, 0)."""
@@ -167,7 +169,7 @@ class MtpDrafter:
         pending.put_back()
         self._context.rewind(seq, pending.first + 1)
 
-    def _catch_up(self, active: Sequence[_Run]) -> Sequence[Output]:
+    def _catch_up(self, active: Sequence[Run]) -> Sequence[Output]:
         """Decodes every buffered row of these sequences; the last of each gives an output."""
         if not active:
             return []
@@ -185,7 +187,7 @@ class MtpDrafter:
             pending.drop(len(pending.tokens))
         return outputs
 
-    def _chain(self, active: Sequence[_Run], hidden: Sequence[Floats]) -> Sequence[Output]:
+    def _chain(self, active: Sequence[Run], hidden: Sequence[Floats]) -> Sequence[Output]:
         """One more row per sequence: its newest draft token with the block's own hidden row."""
         rows = [
             Rows(run.ask.seq, self._context.n_past(run.ask.seq), run.tokens[-1:], 1, h)
@@ -204,41 +206,9 @@ class MtpDrafter:
         return Rows(seq, pending.first + 1, tokens, n_outputs, pending.rows(n))
 
 
-class _Run:
-    """One ask while its draft grows."""
-
-    def __init__(self, ask: Ask) -> None:
-        self.ask = ask
-        self.tokens: list[int] = []
-        self.laws: list[Distribution | None] = []
-        self.confidence: list[float] = []
-        self.stopped = False
-
-    @property
-    def wants_more(self) -> bool:
-        return not self.stopped and len(self.tokens) < self.ask.limit.n
-
-    def take(self, logits: Floats) -> None:
-        """Adds the next token, unless the block is not confident enough to go on."""
-        law, sure = self.ask.chain.look(logits, self.tokens)
-        if sure < _bound(self.ask.limit, len(self.tokens)):
-            self.stopped = True
-            return
-        self.tokens.append(self.ask.chain.draw(law, self.tokens))
-        self.laws.append(None if len(law.ids) == 1 else law)
-        self.confidence.append(sure)
-
-    def draft(self) -> Draft:
-        return Draft(self.tokens, self.laws, self.confidence, MtpDrafter.name)
-
-
-def _bound(limit: Limit, position: int) -> float:
-    return limit.p_min[position] if position < len(limit.p_min) else 0.0
-
-
 def _still_drafting(
-    active: Sequence[_Run], outputs: Sequence[Output]
-) -> tuple[list[_Run], list[Floats]]:
+    active: Sequence[Run], outputs: Sequence[Output]
+) -> tuple[list[Run], list[Floats]]:
     """The runs that want a further token, each with a copy of the hidden row it goes on from."""
     going = [(r, o) for r, o in zip(active, outputs, strict=True) if r.wants_more]
     hidden = [o.hidden[-1:].copy() for _, o in going if o.hidden is not None]

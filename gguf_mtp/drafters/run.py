@@ -1,0 +1,36 @@
+"""One draft while it grows: what every drafter with a distribution of its own does alike."""
+
+from __future__ import annotations
+
+from gguf_mtp.types import Ask, Distribution, Draft, Floats
+
+
+class Run:
+    """The draft that answers `ask`, one token after the other."""
+
+    def __init__(self, ask: Ask) -> None:
+        self.ask = ask
+        self.tokens: list[int] = []
+        self._laws: list[Distribution | None] = []
+        self._confidence: list[float] = []
+        self._stopped = False
+
+    @property
+    def wants_more(self) -> bool:
+        return not self._stopped and len(self.tokens) < self.ask.limit.n
+
+    def take(self, logits: Floats) -> None:
+        """Adds the next token, unless the drafter is not confident enough to go on. `logits`:
+        float32 [n_vocab], the drafter's."""
+        chain, k = self.ask.chain, len(self.tokens)
+        law, sure = chain.look(logits, self.tokens)
+        p_min = self.ask.limit.p_min
+        if k < len(p_min) and sure < p_min[k]:
+            self._stopped = True
+            return
+        self.tokens.append(chain.draw(law, self.tokens))
+        self._laws.append(None if len(law.ids) == 1 else law)
+        self._confidence.append(sure)
+
+    def draft(self, source: str) -> Draft:
+        return Draft(self.tokens, self._laws, self._confidence, source)
