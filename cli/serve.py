@@ -165,6 +165,7 @@ def exposure(host: str, api_key: str | None) -> str | None:
 
 def _served(session: Session, alias: str | None, sampling_args: SamplingArgs) -> Served:
     from ..conversation import ChatTemplate
+    from ..grammar import Grammars
     from ..server.plan import Served
 
     vocab, facts = session.vocab, session.facts
@@ -177,6 +178,7 @@ def _served(session: Session, alias: str | None, sampling_args: SamplingArgs) ->
         defaults=sampling_args.over(session.sampling_defaults()),
         max_tokens=None if sampling_args.max_tokens == -1 else sampling_args.max_tokens,
         created=int(time.time()),
+        grammars=Grammars(vocab, facts.n_vocab, session.engine.limits.end_tokens),
     )
 
 

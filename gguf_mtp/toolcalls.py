@@ -24,11 +24,13 @@ OUTPUTS, OUTPUT = "<｜tool▁outputs▁begin｜>", "<｜tool▁output▁begin�
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
     """How a family of models writes a call: what stands before the tool's name, between it and the
-    arguments, and behind them. `markers` are the texts that may be tokens of their own."""
+    arguments, and behind them; `between` stands between two calls. `markers` are the texts that may
+    be tokens of their own."""
 
     before_name: str
     after_name: str
     after_arguments: str
+    between: str = ""
     markers: tuple[str, ...] = (CALLS, CALL, SEP, CALL_END, CALLS_END, OUTPUTS, OUTPUT)
 
     def opening(self, name: str | None) -> str:
@@ -57,7 +59,7 @@ class ToolFormat:
         return "\n\n".join(parts)
 
 
-V3 = ToolFormat(f"function{SEP}", "\n```json\n", f"\n```{CALL_END}")
+V3 = ToolFormat(f"function{SEP}", "\n```json\n", f"\n```{CALL_END}", "\n")
 """DeepSeek V3 and R1."""
 V31 = ToolFormat("", SEP, CALL_END)
 """DeepSeek V3.1."""

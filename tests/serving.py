@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gguf_mtp.cli.serve import listen
 from gguf_mtp.conversation import ChatTemplate
+from gguf_mtp.grammar import Grammars
 from gguf_mtp.params import SamplingParams
 from gguf_mtp.server.app import ServerOptions, create_app
 from gguf_mtp.server.plan import Served
@@ -83,6 +84,7 @@ def served_of(engine: ScriptedEngine, template: str | None = None) -> Served:
         template=ChatTemplate(template, BOS, EOS),
         defaults=SamplingParams(),
         created=1_700_000_000,
+        grammars=Grammars(ByteVocab(template), N_VOCAB, engine.limits.end_tokens),
     )
 
 

@@ -72,17 +72,44 @@ def test_wrong_types_and_ranges_name_the_field(server: Server, body: dict, param
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
             "messages[0] has a content part of type 'image_url'",
         ),
-        # what is not built yet must not be disregarded
-        ({"presence_penalty": 0.5}, "presence_penalty is not supported"),
-        ({"frequency_penalty": -0.5}, "frequency_penalty is not supported"),
-        ({"repeat_penalty": 1.1}, "repeat_penalty is not supported"),
-        ({"logit_bias": {"5": 1}}, "logit_bias is not supported"),
+        ({"typical_p": 0}, "typical_p is 0"),
+        ({"repeat_penalty": 0}, "repeat_penalty is 0"),
+        ({"repetition_penalty": -1.0}, "repeat_penalty is -1.0"),
+        ({"presence_penalty": float("inf")}, "presence_penalty is inf"),
+        ({"repeat_last_n": -2}, "repeat_last_n is -2"),
+        ({"samplers": ["dice"]}, "no sampler is called 'dice'"),
         ({"logit_bias": {str(i): 1 for i in range(2000)}}, "logit_bias has 2000 entries"),
-        ({"logprobs": True}, "logprobs is not supported"),
-        ({"top_logprobs": 3}, "top_logprobs is not supported"),
-        ({"response_format": {"type": "json_object"}}, "response_format 'json_object'"),
-        ({"response_format": {"type": "json_schema"}}, "response_format 'json_schema'"),
-        ({"grammar": "root ::= x"}, "grammar is not supported"),
+        ({"logit_bias": {"9999": 1}}, "logit_bias names token 9999"),
+        ({"logit_bias": {"-5": 1}}, "token -5"),
+        ({"logit_bias": [[1.5, 1]]}, "logit_bias has 1.5 in the place of a token"),
+        ({"logit_bias": [[5, "x"]]}, "logit_bias gives token 5 the bias 'x'"),
+        ({"logit_bias": {"5": 1e999}}, "a bias that is not finite"),
+        ({"stop_token_ids": [271]}, "stop_token_ids names token 271"),
+        ({"top_logprobs": 3}, "top_logprobs is given, but logprobs is not true"),
+        ({"response_format": {"type": "json_schema"}}, "json_schema.schema is missing"),
+        (
+            {"json_schema": {"properties": {"a": {"type": "number", "minimum": "x"}}}},
+            "json_schema: at /properties/a: Expected f64 for 'minimum'",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}},
+            'response_format.json_schema.schema: at the root: Unimplemented keys: ["not"]',
+        ),
+        ({"grammar": "root ::= x"}, "grammar: line 1, column 10: there is no rule called x"),
+        ({"grammar": "%llguidance {}\nstart: x"}, "grammar: line 2, column 8: unknown name"),
+        ({"guided_regex": "(a"}, "guided_regex: line 1, column 8: invalid regex"),
+        ({"guided_json": "{"}, "guided_json is a text that is no JSON"),
+        ({"guided_json": 5}, "guided_json"),
+        (
+            {"grammar": 'root ::= "x"', "json_schema": {"type": "null"}},
+            "json_schema and grammar cannot both hold",
+        ),
+        ({"guided_choice": ["a"], "min_tokens": 3}, "min_tokens cannot hold where a grammar"),
+        ({"guided_choice": ["a"], "ignore_eos": True}, "ignore_eos cannot hold where a grammar"),
+        # what is not built must not be disregarded
+        ({"mirostat": 2}, "mirostat is not supported"),
+        ({"xtc_probability": 0.5}, "xtc_probability is not supported"),
+        ({"functions": [{"name": "f"}]}, "functions is not supported"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_words(server: Server, body: dict, words: str) -> None:
@@ -97,7 +124,8 @@ def test_the_same_for_completions(server: Server) -> None:
     def message(**body) -> str:
         return error_of(server.client.post("/v1/completions", json=body), 400)["message"]
 
-    assert "logprobs is not supported" in message(prompt="x", logprobs=0)
+    assert message(prompt="x", logprobs=21).startswith("logprobs")
+    assert message(prompt="x", logprobs=True).startswith("logprobs")
     assert "echo is not supported" in message(prompt="x", echo=True)
     assert "no token 99999" in message(prompt=[1, 99999])
     assert "no token -1" in message(prompt=[-1])
@@ -117,6 +145,10 @@ def test_neutral_values_of_what_is_not_built_are_taken() -> None:
             logprobs=False,
             top_logprobs=0,
             response_format={"type": "text"},
+            json_schema={},
+            grammar="",
+            mirostat=0,
+            best_of=1,
             unknown={"nobody": "knows"},
         )
 

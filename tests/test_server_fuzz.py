@@ -21,7 +21,9 @@ FIELDS = re.findall(
     r"\w+",
     "messages prompt max_tokens max_completion_tokens temperature top_p top_k min_p n stop seed "
     "stream stream_options tools tool_choice parallel_tool_calls chat_template_kwargs draft "
-    "draft_max return_token_ids presence_penalty logit_bias logprobs top_logprobs response_format "
+    "draft_max return_token_ids presence_penalty frequency_penalty repeat_penalty repeat_last_n "
+    "typical_p samplers logit_bias ignore_eos min_tokens stop_token_ids logprobs top_logprobs "
+    "response_format json_schema grammar guided_json guided_regex guided_choice structured_outputs "
     "model content tokens add_special unknown",
 )
 LEAVES = (
@@ -52,13 +54,11 @@ MESSAGES = st.lists(
     ),
     max_size=3,
 )
+KEYS = ["type", "function", "name", "role", "schema", "json", "properties", "anyOf", "$ref", "a"]
 JSON = st.recursive(
     LEAVES,
     lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(["type", "function", "name", "role", "a"]), inner, max_size=3
-        )
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=3)
     ),
     max_leaves=6,
 )

@@ -6,6 +6,7 @@ Closing an exchange cancels what is still unfinished, so a client that leaves co
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Callable
 
 from starlette.types import Receive
@@ -40,8 +41,10 @@ class Exchange:
         jobs: list[Job] = []
         for prompt in plan.prompts:
             for params in plan.params:
-                reader = Reader(plan.reading, self._teller(index))
-                jobs.append(Job(reader, prompt, params, plan.max_tokens, plan.options))
+                following = plan.constrain()
+                options = dataclasses.replace(plan.options, constraint=following)
+                reader = Reader(plan.reading, self._teller(index), following)
+                jobs.append(Job(reader, prompt, params, plan.max_tokens, options))
                 index += 1
         self._tickets: list[Ticket] = worker.submit(jobs)
         entry.begin(plan)

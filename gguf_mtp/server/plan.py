@@ -6,17 +6,20 @@ HTTP nor the worker's thread.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gguf_mtp import reasoning
 from gguf_mtp.conversation import ChatTemplate, Turns
 from gguf_mtp.errors import RequestError
+from gguf_mtp.following import Following, MinTokens
+from gguf_mtp.grammar import Grammar, Grammars
 from gguf_mtp.limits import EngineLimits
 from gguf_mtp.params import AnswerOptions, SamplingParams
+from gguf_mtp.server.constraints import Calls, Form, call_grammar, form_grammar, form_of
 from gguf_mtp.server.reader import Reading
+from gguf_mtp.server.sampling import params_of, stop_tokens_of
 from gguf_mtp.server.schemas import ChatRequest, CompletionRequest, Generation, Message, ToolChoice
 from gguf_mtp.session import Vocabulary
 
@@ -39,12 +42,14 @@ class Served:
     template: ChatTemplate
     defaults: SamplingParams
     created: int
+    grammars: Grammars
     max_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`n` answers to each of `prompts`; answer i of a prompt is drawn with the i-th of `params`."""
+    """`n` answers to each of `prompts`; answer i of a prompt is drawn with the i-th of `params`.
+    Each obeys a constraint of its own, if `constrain` makes one."""
 
     is_chat: bool
     prompts: Sequence[Sequence[int]]
@@ -55,10 +60,21 @@ class Plan:
     stream: bool
     include_usage: bool
     include_ids: bool
+    constrain: Callable[[], Following | None]
 
     @property
     def n_choices(self) -> int:
         return len(self.prompts) * len(self.params)
+
+
+class _Asked(NamedTuple):
+    """What the two kinds of requests are made into before they are treated alike."""
+
+    prompts: Sequence[Sequence[int]]
+    reading: Reading
+    max_tokens: int | None
+    n_logprobs: int | None
+    grammar: Grammar | None
 
 
 def plan_chat(served: Served, request: ChatRequest) -> Plan:
@@ -78,75 +94,96 @@ def plan_chat(served: Served, request: ChatRequest) -> Plan:
     markers: list[str] = []
     if template.can_think:
         markers += [reasoning.OPEN, reasoning.CLOSE]
+    calls: Calls | None = None
     if tools and template.tool_format:
         markers += template.tool_format.markers
-    single = call_name is not None or request.parallel_tool_calls is False
+        is_single = call_name is not None or request.parallel_tool_calls is False
+        calls = Calls(template.tool_format, tools, must_call, call_name, is_single)
     reading = Reading(
         piece=_piece(served.vocab, markers),
         stops=request.stops,
         thinks=prompt.thinks if template.can_think and not must_call else None,
         begun=prompt.begun,
-        max_calls=(1 if single else None) if tools and template.tool_format else 0,
-        with_origins=bool(request.return_token_sources),
+        max_calls=(1 if calls.is_single else None) if calls else 0,
     )
-    tokens = served.vocab.tokenize(prompt.text, add_special=not prompt.has_bos)
     max_tokens = request.max_completion_tokens
     if max_tokens is None:
         max_tokens = request.max_tokens
-    return _plan(served, request, [tokens], reading, max_tokens)
+    tokens = served.vocab.tokenize(prompt.text, add_special=not prompt.has_bos)
+    grammar = _grammar(served, form_of(request, served.grammars), calls)
+    return _plan(
+        served, request, _Asked([tokens], reading, max_tokens, request.n_logprobs, grammar)
+    )
 
 
 def plan_completion(served: Served, request: CompletionRequest) -> Plan:
     """Raises `RequestError`."""
     request.refuse_what_is_not_built()
-    reading = Reading(
-        piece=served.vocab.piece,
-        stops=request.stops,
-        with_origins=bool(request.return_token_sources),
-    )
+    reading = Reading(piece=served.vocab.piece, stops=request.stops)
     max_tokens = request.max_tokens
     if max_tokens is None and served.max_tokens is None:
         max_tokens = COMPLETION_TOKENS
-    return _plan(served, request, _prompts(served, request.prompt), reading, max_tokens)
+    prompts = _prompts(served, request.prompt)
+    grammar = _grammar(served, form_of(request, served.grammars), None)
+    return _plan(served, request, _Asked(prompts, reading, max_tokens, request.n_logprobs, grammar))
 
 
-def _plan(
-    served: Served,
-    request: Generation,
-    prompts: Sequence[Sequence[int]],
-    reading: Reading,
-    max_tokens: int | None,
-) -> Plan:
+def _plan(served: Served, request: Generation, asked: _Asked) -> Plan:
+    max_tokens = asked.max_tokens
     if max_tokens is None:
         max_tokens = served.max_tokens
     if max_tokens is None or max_tokens == -1:
         max_tokens = AS_MANY_AS_FIT
-    for prompt in prompts:
+    for prompt in asked.prompts:
         served.limits.check(prompt, max_tokens)
+    params = params_of(served.defaults, request, served.vocab, served.limits)
+    params[0].check_vocabulary(served.n_vocab)
+    stop_tokens = stop_tokens_of(request, served.n_vocab)
     options = request.stream_options
     return Plan(
         is_chat=isinstance(request, ChatRequest),
-        prompts=prompts,
-        params=_params(served.defaults, request),
+        prompts=asked.prompts,
+        params=params,
         max_tokens=max_tokens,
-        options=AnswerOptions(draft_max=request.draft_limit),
-        reading=reading,
+        options=AnswerOptions(
+            draft_max=request.draft_limit, n_logprobs=asked.n_logprobs, stop_tokens=stop_tokens
+        ),
+        reading=asked.reading,
         stream=bool(request.stream),
         include_usage=bool(options and options.include_usage),
         include_ids=bool(request.return_token_ids),
+        constrain=_constraint(served, request, asked, stop_tokens),
     )
 
 
-def _params(defaults: SamplingParams, request: Generation) -> list[SamplingParams]:
-    """One for each of the `n` answers; with a seed, each has its own: seed, seed + 1, ..."""
-    names = ("temperature", "top_p", "top_k", "min_p")
-    given = {name: value for name in names if (value := getattr(request, name)) is not None}
-    params = dataclasses.replace(defaults, **given)
-    seed = defaults.seed if request.seed is None or request.seed < 0 else request.seed
-    return [
-        dataclasses.replace(params, seed=None if seed is None else seed + i)
-        for i in range(request.n or 1)
-    ]
+def _grammar(served: Served, form: Form | None, calls: Calls | None) -> Grammar | None:
+    """What the answer must be: calls, text of a form, either, or anything."""
+    if calls is None or (form is None and not calls.has_begun):
+        return form_grammar(served.grammars, form) if form else None
+    if form is not None and form.kind != "json":
+        raise RequestError(f"{form.field} and tools cannot both hold; set tool_choice to 'none'")
+    if form is not None:
+        form_grammar(served.grammars, form)  # what is wrong with it alone is told by its own name
+    return call_grammar(served.grammars, calls, None if calls.has_begun else form)
+
+
+def _constraint(
+    served: Served, request: Generation, asked: _Asked, stop_tokens: frozenset[int]
+) -> Callable[[], Following | None]:
+    """Raises `RequestError` where two wishes contradict each other."""
+    grammar, reading = asked.grammar, asked.reading
+    for name in ("ignore_eos", "min_tokens"):
+        if grammar and getattr(request, name):
+            raise RequestError(f"{name} cannot hold where a grammar says when the answer ends")
+    if grammar and reading.thinks:
+        return lambda: grammar.follow_after(reasoning.CLOSE.encode(), reading.piece)
+    if grammar:
+        return grammar.follow
+    n_least = request.min_tokens
+    if n_least:
+        ends = served.limits.end_tokens | stop_tokens
+        return lambda: MinTokens(n_least, ends, served.n_vocab)
+    return lambda: None
 
 
 def _prompts(served: Served, prompt: Any) -> list[list[int]]:

@@ -10,6 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from gguf_mtp.errors import RequestError
+from gguf_mtp.following import Following
+from gguf_mtp.logprobs import TokenLogprobs
 from gguf_mtp.reasoning import ReasoningParser
 from gguf_mtp.server.origins import Origin, Origins
 from gguf_mtp.stats import Stats
@@ -42,13 +45,14 @@ class Reading:
 
 class Delta(NamedTuple):
     """What was added to a choice. `tokens` are those whose text has been given out with it;
-    `origin` says where they came from, when somebody asked."""
+    `origin` says where they came from, and `logprobs` how likely each was, when somebody asked."""
 
     reasoning: str
     content: str
     calls: Sequence[CallStart | CallArguments]
     tokens: Sequence[int]
     origin: Origin | None = None
+    logprobs: Sequence[TokenLogprobs] = ()
 
 
 class End(NamedTuple):
@@ -70,10 +74,13 @@ News = Delta | End | Failure
 
 
 class Reader:
-    """Tells `tell` the news of one choice; the last is an `End` or a `Failure`."""
+    """Tells `tell` the news of one choice; the last is an `End` or a `Failure`. `following` is the
+    constraint that the choice obeys: where that gave up, the choice has failed."""
 
-    def __init__(self, reading: Reading, tell: Callable[[News], None]) -> None:
-        self._tell = tell
+    def __init__(
+        self, reading: Reading, tell: Callable[[News], None], following: Following | None = None
+    ) -> None:
+        self._tell, self._following = tell, following
         self._detokenizer = Detokenizer(reading.piece)
         self._stops = StopStrings(reading.stops)
         self._reasoning = None if reading.thinks is None else ReasoningParser(reading.thinks)
@@ -83,6 +90,7 @@ class Reader:
             self._calls.add(reading.begun)
         self._origins = Origins() if reading.with_origins else None
         self._tokens: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []  # of all tokens or of none
         self._n_chars = 0  # of the text, as far as it is shown
         self._n_told = 0  # tokens
         self._is_cut = False  # at a stop string
@@ -95,7 +103,7 @@ class Reader:
             if not self._is_whole:
                 self._read(part)
         if chunk.finish_reason:
-            self._tell(self._end(chunk))
+            self._tell(self._failure() or self._end(chunk))
         return not self._is_whole
 
     def fail(self, error: Exception) -> None:
@@ -104,6 +112,7 @@ class Reader:
 
     def _read(self, chunk: Chunk) -> None:
         self._tokens += chunk.tokens
+        self._logprobs += chunk.logprobs or ()
         text = self._detokenizer.add(chunk.tokens)
         is_last = chunk.finish_reason is not None
         if is_last:
@@ -119,11 +128,11 @@ class Reader:
         calls = [event for event in events if not isinstance(event, Content)]
         if reasoning or content or calls or self._is_whole:
             n = self._n_tokens()
-            tokens = self._tokens[self._n_told : n]
+            tokens, logprobs = self._tokens[self._n_told : n], self._logprobs[self._n_told : n]
             self._n_told = n
             if reasoning or content or calls or tokens:
                 origin = self._origins.take() if self._origins else None
-                self._tell(Delta(reasoning, content, calls, tokens, origin))
+                self._tell(Delta(reasoning, content, calls, tokens, origin, logprobs))
 
     def _parse(self, text: str) -> tuple[str, list[Event]]:
         """Reasoning, and events of the rest."""
@@ -148,6 +157,12 @@ class Reader:
         if self._is_whole and not self._is_cut:
             return len(self._tokens)
         return self._detokenizer.n_tokens(self._n_chars)
+
+    def _failure(self) -> Failure | None:
+        reason = self._following.failure if self._following else None
+        if reason is None or self._is_cut or self._has_called:
+            return None
+        return Failure(RequestError(f"the answer's grammar could not be followed: {reason}"))
 
     def _end(self, chunk: Chunk) -> End:
         finish: Finish = "stop"

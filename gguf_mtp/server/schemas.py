@@ -16,32 +16,18 @@ from gguf_mtp.errors import RequestError
 __all__ = ["ChatRequest", "CompletionRequest", "Detokenize", "Generation", "Tokenize"]
 
 MAX_MESSAGES, MAX_TOOLS, MAX_PROMPTS = 10_000, 1_000, 128
-MAX_N, MAX_STOPS, MAX_STOP_CHARS, MAX_BIASES = 16, 16, 1_000, 1_024
+MAX_N, MAX_STOPS, MAX_STOP_CHARS, MAX_STOP_TOKENS = 16, 16, 1_000, 64
+MAX_BIASES, MAX_SAMPLERS, MAX_CHOICES, MAX_LOGPROBS = 1_024, 20, 1_000, 20
 
 # Fields that change the answer and are not built, and the values that ask for nothing.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repeat_penalty": (1,),
-    "repetition_penalty": (1,),
     "dry_multiplier": (0,),
     "xtc_probability": (0,),
-    "typical_p": (1,),
+    "top_n_sigma": (-1, 0),
     "mirostat": (0,),
-    "logit_bias": ({}, []),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "grammar": ("",),
-    "json_schema": ({},),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "structured_outputs": (),
+    "n_probs": (0,),
     "prompt_logprobs": (),
     "chat_template": (),
-    "ignore_eos": (False,),
-    "min_tokens": (0,),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "audio": (),
@@ -65,6 +51,43 @@ class StreamOptions(Body):
     include_usage: bool | None = None
 
 
+class JsonSchema(Body):
+    """OpenAI's `response_format.json_schema`. `strict` False lets unknown keywords pass."""
+
+    name: str | None = None
+    schema_: dict[str, Any] | bool | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    """`schema` is llama-server's, beside `json_object`."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+    schema_: dict[str, Any] | bool | None = Field(None, alias="schema")
+
+
+Choices = Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES)]
+Schema = dict[str, Any] | bool | str
+"""A JSON schema, or its text."""
+
+
+class StructuredOutputs(Body):
+    """vLLM's."""
+
+    json_: Schema | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: Choices | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: None = None
+
+
+Bias = float | bool
+"""False bans a token."""
+BiasPair = Annotated[list[int | str | float | bool], Field(min_length=2, max_length=2)]
+
+
 class Generation(Body):
     """What both endpoints take."""
 
@@ -74,8 +97,19 @@ class Generation(Body):
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    typical_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repeat_penalty: float | None = None
+    repetition_penalty: float | None = None
+    repeat_last_n: int | None = None
+    samplers: Annotated[list[str], Field(max_length=MAX_SAMPLERS)] | None = None
+    logit_bias: dict[str, Bias] | list[BiasPair] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
+    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKENS)] | None = None
     seed: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -83,6 +117,14 @@ class Generation(Body):
     draft_max: Annotated[int, Field(ge=0)] | None = None
     return_token_ids: bool | None = None
     return_token_sources: bool | None = None
+    response_format: ResponseFormat | None = None
+    json_schema: dict[str, Any] | bool | None = None
+    grammar: str | None = None
+    guided_json: Schema | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     @property
     def stops(self) -> list[str]:
@@ -95,28 +137,19 @@ class Generation(Body):
 
     def refuse_what_is_not_built(self) -> None:
         """Raises `RequestError` that names the field."""
+        if self.logit_bias and len(self.logit_bias) > MAX_BIASES:
+            n = len(self.logit_bias)
+            raise RequestError(f"logit_bias has {n} entries, {MAX_BIASES} is the most")
         given = self.model_extra or {}
-        bias = given.get("logit_bias")
-        if isinstance(bias, dict | list) and len(bias) > MAX_BIASES:
-            raise RequestError(f"logit_bias has {len(bias)} entries, {MAX_BIASES} is the most")
         for name, neutral in _NEUTRAL.items():
             value = given.get(name)
             if value is not None and not any(_equal(value, one) for one in neutral):
                 raise RequestError(f"{name} is not supported yet; leave it out")
-        _refuse_formats(given.get("response_format"))
 
 
 def _equal(value: Any, neutral: Any) -> bool:
-    """0 is 0.0, but not False: `logprobs: 0` of /v1/completions asks for something."""
+    """0 is 0.0, but not False."""
     return bool(value == neutral) and isinstance(value, bool) == isinstance(neutral, bool)
-
-
-def _refuse_formats(response_format: Any) -> None:
-    kind = response_format.get("type") if isinstance(response_format, dict) else response_format
-    if kind not in (None, "text"):
-        raise RequestError(
-            f"response_format {kind!r} is not supported yet; only 'text' is, and leaving it out"
-        )
 
 
 class TextPart(Body):
@@ -130,6 +163,7 @@ class Function(Body):
     name: Annotated[str, StringConstraints(min_length=1, max_length=256)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class Tool(Body):
@@ -175,6 +209,15 @@ class ChatRequest(Generation):
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+
+    @property
+    def n_logprobs(self) -> int | None:
+        """How many alternatives to report with each token's log-probability; None for neither."""
+        if not self.logprobs and self.top_logprobs:
+            raise RequestError("top_logprobs is given, but logprobs is not true")
+        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 class CompletionRequest(Generation):
@@ -186,6 +229,12 @@ class CompletionRequest(Generation):
         | Annotated[list[str] | list[list[int]], Field(min_length=1, max_length=MAX_PROMPTS)]
         | None
     ) = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+
+    @property
+    def n_logprobs(self) -> int | None:
+        """See `ChatRequest`."""
+        return self.logprobs
 
 
 class Tokenize(Body):

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gguf_mtp.logprobs import TokenLogprobs
+from gguf_mtp.server.likely import ChatLogprobs, CompletionLogprobs
 from gguf_mtp.server.plan import Plan
 from gguf_mtp.server.reader import Delta, End
 from gguf_mtp.stats import Stats
@@ -52,12 +54,14 @@ class Choice:
     content: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     end: End | None = None
 
     def add(self, delta: Delta) -> None:
         self.reasoning += delta.reasoning
         self.content += delta.content
         self.tokens += delta.tokens
+        self.logprobs += delta.logprobs
         for event in delta.calls:
             if isinstance(event, CallStart):
                 self.calls.append(_call(event))
@@ -73,6 +77,8 @@ class Shapes:
         prefix, kind = ("chatcmpl", "chat.completion") if plan.is_chat else _COMPLETION
         self._head = {"id": f"{prefix}-{uuid.uuid4().hex}", "created": created, "model": model}
         self._kind = kind
+        likely = ChatLogprobs if plan.is_chat else CompletionLogprobs
+        self._likely = [likely(plan.reading.piece) for _ in range(plan.n_choices)]
 
     @property
     def id(self) -> str:
@@ -98,8 +104,9 @@ class Shapes:
     def delta(self, index: int, delta: Delta) -> dict[str, Any]:
         ids = {"token_ids": list(delta.tokens)} if self._plan.include_ids else {}
         ids |= _origin(delta)
+        likely = self._logprobs(index, delta.logprobs)
         if not self._plan.is_chat:
-            return self._chunk(index, {"text": delta.content, "logprobs": None} | ids)
+            return self._chunk(index, {"text": delta.content, "logprobs": likely} | ids)
         shown: dict[str, Any] = {}
         if delta.reasoning:
             shown["reasoning_content"] = delta.reasoning
@@ -107,7 +114,7 @@ class Shapes:
             shown["content"] = delta.content
         if delta.calls:
             shown["tool_calls"] = [_call_delta(event) for event in delta.calls]
-        return self._chunk(index, {"delta": shown} | ids)
+        return self._chunk(index, {"delta": shown, "logprobs": likely} | ids)
 
     def end(self, index: int, end: End) -> dict[str, Any]:
         """The chunk that closes a choice."""
@@ -133,7 +140,7 @@ class Shapes:
         return {**self._head, "object": self._stream_kind, "choices": [choice], **usage}
 
     def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        out: dict[str, Any] = {"index": index, "logprobs": None}
+        out: dict[str, Any] = {"index": index, "logprobs": self._logprobs(index, choice.logprobs)}
         if self._plan.is_chat:
             message: dict[str, Any] = {"role": "assistant", "content": choice.content}
             if choice.reasoning:
@@ -147,6 +154,9 @@ class Shapes:
         if self._plan.include_ids:
             out["token_ids"] = choice.tokens
         return out | {"finish_reason": choice.end.finish if choice.end else None}
+
+    def _logprobs(self, index: int, entries: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
+        return None if self._plan.options.n_logprobs is None else self._likely[index].shape(entries)
 
     def _usage(self, ends: Sequence[End]) -> dict[str, Any]:
         """Each prompt counts once, however many answers it had."""
