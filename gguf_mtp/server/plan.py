@@ -105,6 +105,7 @@ def plan_chat(served: Served, request: ChatRequest) -> Plan:
         thinks=prompt.thinks if template.can_think and not must_call else None,
         begun=prompt.begun,
         max_calls=(1 if calls.is_single else None) if calls else 0,
+        with_origins=bool(request.return_token_sources),
     )
     max_tokens = request.max_completion_tokens
     if max_tokens is None:
@@ -119,7 +120,11 @@ def plan_chat(served: Served, request: ChatRequest) -> Plan:
 def plan_completion(served: Served, request: CompletionRequest) -> Plan:
     """Raises `RequestError`."""
     request.refuse_what_is_not_built()
-    reading = Reading(piece=served.vocab.piece, stops=request.stops)
+    reading = Reading(
+        piece=served.vocab.piece,
+        stops=request.stops,
+        with_origins=bool(request.return_token_sources),
+    )
     max_tokens = request.max_tokens
     if max_tokens is None and served.max_tokens is None:
         max_tokens = COMPLETION_TOKENS
