@@ -11,22 +11,79 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gguf_mtp.decision import Depth, Room, Round
 from gguf_mtp.demo import demo_model
+from gguf_mtp.depth import FixedDepth
+from gguf_mtp.drafters.model import ModelDrafter
+from gguf_mtp.drafters.mtp import MtpDrafter
+from gguf_mtp.drafters.ngram import NgramDrafter
+from gguf_mtp.engine import Engine
+from gguf_mtp.types import Drafter, Limit
 from tests.fakes import N_VOCAB, FakeMtp, FakeTarget
 from tests.storm import GREEDY, Storm
-from tests.test_engine import NO_END, engine_of, greedy
+from tests.test_engine import NO_END, greedy
 
 FOUR = dataclasses.replace(NO_END, n_seq=4, n_ctx=64, n_batch=24)
+LINEUPS = ["mtp", "ngram", "model", "ngram,mtp", "model,mtp,ngram"]
+
+
+class Whim:
+    """Lets anybody draft anything that is allowed."""
+
+    def __init__(self, n_max: int, seed: int) -> None:
+        self.n_max = n_max
+        self.given_up: dict[str, str] = {}
+        self.rng = random.Random(seed)
+        self.n_offers = 0
+        self.n_accepted = 0
+
+    def choose(self, rooms: Sequence[Room]) -> list[Limit]:
+        return [self._limit(room) for room in rooms]
+
+    def _limit(self, room: Room) -> Limit:
+        if not room.drafters:
+            return Limit(0)
+        source = self.rng.choice(list(room.drafters))
+        most = min(room.n_max, self.n_max)
+        if room.offer and source == room.offer.source:
+            most = min(most, len(room.offer.confidence))
+        return Limit(self.rng.randint(0, most), source=source)
+
+    def record(self, round_: Round) -> None:
+        """An offer that was sent is judged by comparison as by the target."""
+        for offer in round_.offers:
+            assert offer.n_accepted <= offer.n_judged <= len(offer.confidence)
+            [sent] = [j for j in round_.judged if j.seq == offer.seq]
+            if sent.source == offer.source:
+                assert offer.n_accepted >= sent.n_accepted
+                assert offer.n_judged >= sent.n_judged
+                self.n_offers += 1
+                self.n_accepted += sent.n_accepted
+
+    def forget(self, seq: int) -> None:
+        """Nothing is kept."""
+
+
+def drafters_of(lineup: str) -> list[Drafter]:
+    made: dict[str, Drafter] = {
+        "mtp": MtpDrafter(FakeMtp(4, n_batch=24), 4, 24),
+        "ngram": NgramDrafter(4),
+        "model": ModelDrafter(FakeTarget(4, n_batch=24), 24),
+    }
+    return [made[name] for name in lineup.split(",")]
 
 
 def fake_prompt(rng: random.Random) -> list[int]:
-    return [rng.randrange(N_VOCAB) for _ in range(rng.choice([1, 2, 6, 45]))]
+    """Some end as they began, with the answer between: the fake's law then repeats it."""
+    prompt = [rng.randrange(N_VOCAB) for _ in range(rng.choice([1, 2, 6, 45]))]
+    if rng.random() < 0.5:
+        return prompt
+    return [*prompt[-2:], *greedy(prompt, 15), *prompt[-2:]]
 
 
-def storm_on_fakes(seed: int, depth: int, n_steps: int) -> Storm:
+def storm_on_fakes(seed: int, lineup: str, depth: Depth, n_steps: int) -> Storm:
     target = FakeTarget(4, n_batch=24)
-    engine = engine_of(target, depth, FOUR, FakeMtp(4, n_batch=24))
-    storm = Storm(engine, greedy, fake_prompt, seed)
+    storm = Storm(Engine(target, drafters_of(lineup), depth, FOUR), greedy, fake_prompt, seed)
     storm.run(n_steps)
     for batch in target.batches:
         assert sum(len(r.tokens) for r in batch) <= 24
@@ -34,15 +91,26 @@ def storm_on_fakes(seed: int, depth: int, n_steps: int) -> Storm:
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-@given(seed=st.integers(0, 2**32), depth=st.sampled_from([0, 1, 2, 5]))
-def test_any_order_of_events(seed: int, depth: int) -> None:
-    storm_on_fakes(seed, depth, 40)
+@given(seed=st.integers(0, 2**32), lineup=st.sampled_from(LINEUPS), n=st.sampled_from([0, 1, 2, 5]))
+def test_any_order_of_events(seed: int, lineup: str, n: int) -> None:
+    storm_on_fakes(seed, lineup, FixedDepth(n), 40)
+
+
+@pytest.mark.parametrize("lineup", LINEUPS)
+def test_any_mixture_of_drafters(lineup: str) -> None:
+    whim = Whim(5, 1)
+    storm = storm_on_fakes(1, lineup, whim, 1_500)
+    assert storm.n_finished > 40
+    assert (whim.n_offers > 20) == ("ngram" in lineup)
+    assert (whim.n_accepted > 10) == ("ngram" in lineup)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("depth", [0, 1, 2, 5])
-def test_ten_thousand_events(depth: int) -> None:
-    assert storm_on_fakes(depth, depth, 10_000).n_finished > 1_000
+@pytest.mark.parametrize("lineup", LINEUPS)
+@pytest.mark.parametrize("n", [0, 1, 2, 5])
+def test_ten_thousand_events(lineup: str, n: int) -> None:
+    assert storm_on_fakes(n, lineup, FixedDepth(n), 5_000).n_finished > 500
+    assert storm_on_fakes(n, lineup, Whim(n, n), 5_000).n_finished > 500
 
 
 @pytest.mark.slow
