@@ -157,11 +157,15 @@ def test_sampling_fields_reach_the_engine_and_nulls_mean_defaults() -> None:
         server.answer(**dict.fromkeys(f"{names} {more} {refused} {ours}".split()))
         server.answer(draft=False)
         server.answer(draft="off", draft_max=3)
+        server.answer(draft="ngram,mtp")
+        server.answer(draft="auto")
         server.answer(draft=True, draft_max=0, temperature=1)
     wanted = SamplingParams(temperature=0.5, top_p=0.9, top_k=7, min_p=0.1, seed=3)
     assert engine.requests[0].params == wanted
     assert engine.requests[1].params == SamplingParams()
-    assert [r.options.draft_max for r in engine.requests] == [2, None, 0, 0, 0]
+    assert [r.options.draft_max for r in engine.requests] == [2, None, None, 3, None, None, 0]
+    drafters = [r.options.draft for r in engine.requests]
+    assert drafters == [None, None, (), (), ("ngram", "mtp"), None, None]
 
 
 def test_several_choices() -> None:

@@ -45,6 +45,8 @@ def server() -> Iterator[Server]:
         ({"stop": "x" * 1001}, "stop"),
         ({"seed": 1.5}, "seed"),
         ({"draft": "always"}, "draft"),
+        ({"draft": "mtp,off"}, "draft"),
+        ({"draft": ["mtp"]}, "draft"),
         ({"draft_max": -1}, "draft_max"),
         ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
         ({"chat_template_kwargs": []}, "chat_template_kwargs"),

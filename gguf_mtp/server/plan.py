@@ -151,7 +151,10 @@ def _plan(served: Served, request: Generation, asked: _Asked) -> Plan:
         params=params,
         max_tokens=max_tokens,
         options=AnswerOptions(
-            draft_max=request.draft_limit, n_logprobs=asked.n_logprobs, stop_tokens=stop_tokens
+            draft_max=request.draft_max,
+            n_logprobs=asked.n_logprobs,
+            stop_tokens=stop_tokens,
+            draft=request.drafters,
         ),
         reading=asked.reading,
         stream=bool(request.stream),

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic_core import PydanticCustomError
 
+from gguf_mtp.drafters.names import wished
 from gguf_mtp.errors import RequestError
 
 __all__ = ["ChatRequest", "CompletionRequest", "Detokenize", "Generation", "Tokenize"]
@@ -88,6 +90,18 @@ Bias = float | bool
 BiasPair = Annotated[list[int | str | float | bool], Field(min_length=2, max_length=2)]
 
 
+def _named(text: str) -> str:
+    try:
+        wished(text)
+    except RequestError as error:
+        raise PydanticCustomError("drafters", "{why}", {"why": str(error)}) from None
+    return text
+
+
+Drafters = Annotated[str, Field(max_length=100), AfterValidator(_named)]
+"""Names, as `--draft` takes them."""
+
+
 class Generation(Body):
     """What both endpoints take."""
 
@@ -113,7 +127,7 @@ class Generation(Body):
     seed: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    draft: bool | Literal["auto", "mtp", "off"] | None = None
+    draft: Drafters | bool | None = None
     draft_max: Annotated[int, Field(ge=0)] | None = None
     return_token_ids: bool | None = None
     return_token_sources: bool | None = None
@@ -131,9 +145,11 @@ class Generation(Body):
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
 
     @property
-    def draft_limit(self) -> int | None:
-        """The most tokens to draft at once; None where the server decides."""
-        return 0 if self.draft in (False, "off") else self.draft_max
+    def drafters(self) -> tuple[str, ...] | None:
+        """Who may draft; None: all there are."""
+        if isinstance(self.draft, str):
+            return wished(self.draft)
+        return () if self.draft is False else None
 
     def refuse_what_is_not_built(self) -> None:
         """Raises `RequestError` that names the field."""
