@@ -107,6 +107,7 @@ def _open(path: Path, way: Way, n_seq: int, n_tokens: int) -> Session:
             draft=way.draft,
             draft_min=way.draft_min,
             draft_max=way.draft_max,
+            draft_model=way.draft_model,
         ),
     )
     limits = session.engine.limits

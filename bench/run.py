@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from ..loader import DraftMode, LoadOptions, load
+from ..loader import LoadOptions, load
 from ..params import SamplingParams
 from ..session import Session
 from ..stats import Stats
@@ -22,12 +22,13 @@ from .workloads import Workload, workload
 
 
 class Way(NamedTuple):
-    """A way of decoding: plain, a fixed depth, or automatic."""
+    """A way of decoding: plain, a fixed depth, or automatic. `draft` is as `--draft` takes it."""
 
     name: str
-    draft: DraftMode
+    draft: str
     draft_min: int
     draft_max: int
+    draft_model: Path | None = None
 
 
 PLAIN = Way("plain", "off", 0, 0)
@@ -36,6 +37,12 @@ AUTO = Way("auto", "auto", 0, 8)
 
 def fixed(depth: int) -> Way:
     return Way(f"depth {depth}", "mtp", depth, depth)
+
+
+def automatic(draft: str, draft_model: Path | None = None) -> Way:
+    """Automatic depth with these drafters; `draft_model` where one of them is "model"."""
+    uses_file = "model" in draft.split(",")
+    return Way(draft, draft, 0, AUTO.draft_max, draft_model if uses_file else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +140,7 @@ def _open(path: Path, way: Way, plan: Plan) -> Session:
             draft=way.draft,
             draft_min=way.draft_min,
             draft_max=way.draft_max,
+            draft_model=way.draft_model,
         ),
     )
 

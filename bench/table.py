@@ -21,6 +21,7 @@ COLUMNS = (
     "x plain",
     "acceptance by position",
     "tokens/round",
+    "accepted/drafted",
     "target/draft/other",
 )
 
@@ -38,6 +39,7 @@ def rows(cells: Sequence[Cell]) -> Iterator[list[str]]:
             f"{value['x_plain']:.3f}" if value["x_plain"] is not None else "",
             " ".join(f"{a:.2f}" for a in value["acceptance_per_position"]),
             f"{value['tokens_per_round']:.2f}",
+            ", ".join(f"{name} {a}/{n}" for name, (_, n, a) in value["by_drafter"].items()),
             "/".join(f"{100 * share:.0f}" for share in value["time_shares"]) + " %",
         ]
 
@@ -62,6 +64,7 @@ def values(cell: Cell, plain: Cell | None) -> dict[str, Any]:
         "tokens_per_round": total.tokens_per_round,
         "time_shares": [part / total.decode_s if total.decode_s else 0.0 for part in shares],
         "rounds_per_depth": total.rounds_per_depth,
+        "by_drafter": total.by_drafter,
         "n_tokens": total.decode_tokens,
     }
 

@@ -24,6 +24,14 @@ def bench(
     ] = "definitions,facts,code,repetition,random",
     temps: Annotated[str, typer.Option(help="Temperatures, by comma.")] = "0,0.7,1",
     depths: Annotated[str, typer.Option(help="Fixed draft depths, by comma.")] = "1,2,3,4",
+    draft: Annotated[
+        list[str] | None,
+        typer.Option(help="Automatic depth with these drafters instead (ngram,mtp); repeatable."),
+    ] = None,
+    draft_model: Annotated[
+        Path | None,
+        typer.Option(help="The model that drafts where --draft names it.", show_default=False),
+    ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Counted rounds; one more goes first.")] = 5,
     prompts: Annotated[int, typer.Option(min=1, help="Prompts of a workload in a round.")] = 2,
     max_tokens: Annotated[int, typer.Option("-n", "--max-tokens", min=1)] = 64,
@@ -43,7 +51,7 @@ def bench(
     save: Annotated[Path | None, typer.Option(help="Write the JSON document here.")] = None,
 ) -> None:
     """Measure tokens/s and acceptance: plain, fixed depths and automatic, side by side."""
-    from ..bench.run import AUTO, PLAIN, Plan, fixed, measure
+    from ..bench.run import AUTO, PLAIN, Plan, automatic, fixed, measure
     from ..bench.table import document
 
     path = _model(model, widened)
@@ -52,8 +60,12 @@ def bench(
             path, [int(n) for n in _numbers(parallel, "--parallel")], rounds, max_tokens
         )
         return
+    if draft:
+        ways = tuple(automatic(names, draft_model) for names in draft)
+    else:
+        ways = (*(fixed(int(n)) for n in _numbers(depths, "--depths")), AUTO)
     plan = Plan(
-        ways=(PLAIN, *(fixed(int(n)) for n in _numbers(depths, "--depths")), AUTO),
+        ways=(PLAIN, *ways),
         workloads=_known(workloads),
         temperatures=_numbers(temps, "--temps"),
         n_rounds=rounds,

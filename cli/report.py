@@ -34,6 +34,10 @@ def drafting(stats: Stats) -> dict[str, Any]:
         "accepted_per_position": stats.accepted_per_position,
         "rounds_per_depth": stats.rounds_per_depth,
         "tokens_per_round": round(stats.tokens_per_round, 3),
+        "by_drafter": {
+            name: {"drafts": n, "drafted": drafted, "accepted": accepted}
+            for name, (n, drafted, accepted) in stats.by_drafter.items()
+        },
     }
 
 
@@ -53,6 +57,8 @@ def lines(stats: Stats) -> list[str]:
             f"{stats.tokens_per_round:.2f} tokens per round",
             f"        by position {by_position(stats)}",
         ]
+        if len(stats.by_drafter) > 1:
+            out.append(f"        by drafter {by_drafter(stats)}")
     return out
 
 
@@ -87,6 +93,13 @@ def _decision(report: DepthReport) -> str:
     speed_up = f", {report.speed_up:.2f} x" if report.depth else ""
     return (
         f"depth {report.depth}, plain would be {report.plain_tokens_per_s:.1f} tokens/s{speed_up}"
+    )
+
+
+def by_drafter(stats: Stats) -> str:
+    """Accepted of drafted tokens, by name: "ngram 31/34, mtp 12/20"."""
+    return ", ".join(
+        f"{name} {accepted}/{drafted}" for name, (_, drafted, accepted) in stats.by_drafter.items()
     )
 
 

@@ -129,6 +129,7 @@ class Turn:
                 seconds,
                 times.target_s,
                 times.draft_s,
+                self.draft.source,
             )
         )
 

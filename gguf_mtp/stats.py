@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 class RoundCount(NamedTuple):
     """What one round did for one sequence. Times in seconds: of the whole round, of its target
-    decode, and of its drafting; a batch's times count for each of its sequences."""
+    decode, and of its drafting; a batch's times count for each of its sequences. `source` drafted,
+    where anything was."""
 
     n_committed: int
     n_drafted: int
@@ -18,6 +19,7 @@ class RoundCount(NamedTuple):
     seconds: float
     target_s: float
     draft_s: float
+    source: str = ""
 
 
 @dataclass(slots=True)
@@ -27,8 +29,9 @@ class Stats:
 
     A request's prompt counts as prefill except its last token, which the first round decodes.
     `judged_per_position[k]` drafts were judged at position k, and `accepted_per_position[k]` kept;
-    `rounds_per_depth[n]` rounds drafted n tokens. Of `decode_s`, `target_s` went into the target's
-    decodes and `draft_s` into drafting.
+    `rounds_per_depth[n]` rounds drafted n tokens. `by_drafter` has, by its name, a drafter's
+    numbers of drafts, of tokens drafted, and of tokens accepted. Of `decode_s`, `target_s` went
+    into the target's decodes and `draft_s` into drafting.
     """
 
     prefill_tokens: int = 0
@@ -43,6 +46,7 @@ class Stats:
     judged_per_position: list[int] = field(default_factory=list)
     accepted_per_position: list[int] = field(default_factory=list)
     rounds_per_depth: list[int] = field(default_factory=list)
+    by_drafter: dict[str, list[int]] = field(default_factory=dict)
 
     @property
     def accepted(self) -> int:
@@ -74,12 +78,18 @@ class Stats:
         _add(self.judged_per_position, [1] * count.n_judged)
         _add(self.accepted_per_position, [1] * count.n_accepted)
         _add(self.rounds_per_depth, [0] * count.n_drafted + [1])
+        if count.n_drafted:
+            drafted = [1, count.n_drafted, count.n_accepted]
+            _add(self.by_drafter.setdefault(count.source, []), drafted)
 
     def __iadd__(self, other: Stats) -> Stats:
         for f in fields(self):
             mine, more = getattr(self, f.name), getattr(other, f.name)
             if isinstance(mine, list):
                 _add(mine, more)
+            elif isinstance(mine, dict):
+                for name, counts in more.items():
+                    _add(mine.setdefault(name, []), counts)
             else:
                 setattr(self, f.name, mine + more)
         return self

@@ -15,6 +15,7 @@ from gguf_mtp.engine import Engine
 from gguf_mtp.errors import ContextFull, DecodeError, RequestError
 from gguf_mtp.limits import EngineLimits
 from gguf_mtp.params import SamplingParams
+from gguf_mtp.sampling import Chain
 from gguf_mtp.stats import Stats
 from gguf_mtp.types import Chunk
 from tests.fakes import N_VOCAB, FakeMtp, FakeTarget, logits_after
@@ -288,13 +289,11 @@ def sampled_pairs(depth: int, n: int, params: SamplingParams) -> np.ndarray:
 
 def exact_pairs(params: SamplingParams) -> np.ndarray:
     """The law of the same two tokens, summed over the first."""
-    from gguf_mtp.sampling import filtered
-
-    law = np.zeros((N_VOCAB, N_VOCAB))
+    law, chain = np.zeros((N_VOCAB, N_VOCAB)), Chain(params)
 
     def dense(tokens: list[int]) -> np.ndarray:
         out = np.zeros(N_VOCAB)
-        ids, probs = filtered(logits_after(tokens, 1.0), params)
+        ids, probs = chain.law(logits_after(tokens, 1.0))
         out[ids] = probs
         return out
 

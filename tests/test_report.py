@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gguf_mtp.cli import report
 from gguf_mtp.decision import Judged, Room, Round
 from gguf_mtp.depth import AutoDepth, DepthOptions, FixedDepth
@@ -20,6 +22,7 @@ STATS = Stats(
     judged_per_position=[12, 9],
     accepted_per_position=[9],
     rounds_per_depth=[0, 0, 12],
+    by_drafter={"ngram": [4, 8, 3], "mtp": [8, 16, 6]},
 )
 
 
@@ -43,11 +46,21 @@ def test_values_for_machines() -> None:
         "accepted_per_position": [9],
         "rounds_per_depth": [0, 0, 12],
         "tokens_per_round": 2.5,
+        "by_drafter": {
+            "ngram": {"drafts": 4, "drafted": 8, "accepted": 3},
+            "mtp": {"drafts": 8, "drafted": 16, "accepted": 6},
+        },
     }
 
 
 def test_a_position_where_nothing_was_accepted_counts_as_zero() -> None:
     assert report.by_position(STATS) == "75 % 0 %"
+
+
+def test_several_drafters_are_counted_apart() -> None:
+    assert "        by drafter ngram 3/8, mtp 6/16" in report.lines(STATS)
+    alone = replace(STATS, by_drafter={"mtp": [12, 24, 9]})
+    assert not any("by drafter" in line for line in report.lines(alone))
 
 
 def test_nothing_is_divided_by_nothing() -> None:
