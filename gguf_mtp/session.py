@@ -28,6 +28,12 @@ class Vocabulary(Protocol):
     def piece(self, token: int) -> bytes: ...
 
 
+class Lying(Protocol):
+    """Where a loaded model lies (`placement.Lying`), in lines for people."""
+
+    def lines(self) -> list[str]: ...
+
+
 class Piece(NamedTuple):
     """Text that became printable, and the chunk of tokens it came with."""
 
@@ -38,7 +44,8 @@ class Piece(NamedTuple):
 class Session:
     """A loaded model, ready to answer. A context manager; closing it frees the model.
 
-    `side` are the facts of the file that drafts when it is not the model's own.
+    `side` are the facts of the file that drafts when it is not the model's own; `lying` says where
+    everything lies.
     """
 
     def __init__(
@@ -48,8 +55,10 @@ class Session:
         facts: ModelFacts,
         resources: ExitStack,
         side: ModelFacts | None = None,
+        lying: Lying | None = None,
     ) -> None:
         self.engine, self.vocab, self.facts, self.side = engine, vocab, facts, side
+        self.lying = lying
         self._resources = resources
 
     def chat_tokens(self, messages: Sequence[Mapping[str, str]]) -> list[int]:

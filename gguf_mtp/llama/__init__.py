@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from gguf_mtp.llama.binding import LLAMA_CPP_PYTHON
 from gguf_mtp.llama.context import REFUSED, Context, ContextOptions
-from gguf_mtp.llama.devices import accelerators, devices
+from gguf_mtp.llama.devices import accelerators, devices, is_remote
 from gguf_mtp.llama.model import Model, ModelOptions
+from gguf_mtp.llama.remote import connect
 from gguf_mtp.llama.vocab import Vocab
 
 __all__ = [
@@ -24,5 +25,7 @@ __all__ = [
     "ModelOptions",
     "Vocab",
     "accelerators",
+    "connect",
     "devices",
+    "is_remote",
 ]

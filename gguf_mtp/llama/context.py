@@ -12,13 +12,18 @@ import llama_cpp as L
 import numpy as np
 
 from gguf_mtp.errors import CannotRewind, DecodeError, LoadFailed, SavedStateError
+from gguf_mtp.ggml_types import TENSOR_TYPES
 from gguf_mtp.llama.batch import Batch
 from gguf_mtp.llama.binding import nextn
 from gguf_mtp.llama.log import Errors
+from gguf_mtp.llama.memory import Memory, breakdown
 from gguf_mtp.types import Floats, Output, Rows, Step
 
 REFUSED = -1
 """llama_decode's code for a batch it does not take; ours for one it must not see."""
+
+_FLASH = {"auto": -1, "off": 0, "on": 1}
+CACHE_TYPE_NUMBERS = {t.name.lower(): number for number, t in TENSOR_TYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +31,9 @@ class ContextOptions:
     """One context. `n_ctx` is the cells of all `n_seq` sequences together, `n_batch` the most rows
     of one decode, `n_outputs` the most rows with logits. `is_mtp` runs the NextN block instead of
     the trunk; `hidden` puts a hidden row out for every row. `strict` makes results independent of
-    the batch's shape: F32 KV cache, no flash attention (use one thread and F32 weights with it).
+    the batch's shape: F32 KV cache, no flash attention (use one thread and F32 weights with it); it
+    overrides `cache_k`, `cache_v` and `flash` ("auto", "on", "off"). Without `kv_offload` the cache
+    stays with the CPU; `op_offload` lets large batches copy the CPU's weights to a device.
     """
 
     n_ctx: int
@@ -37,6 +44,11 @@ class ContextOptions:
     is_mtp: bool = False
     hidden: bool = False
     strict: bool = False
+    cache_k: str = "f16"
+    cache_v: str = "f16"
+    flash: str = "auto"
+    kv_offload: bool = True
+    op_offload: bool = True
 
 
 class Context:
@@ -116,6 +128,11 @@ class Context:
         self._n_past[seq] = int.from_bytes(data[:8], "little")
         return self._n_past[seq]
 
+    def memory(self) -> dict[str, Memory]:
+        """What this context and its model take on each device; {} where llama.cpp cannot be
+        asked."""
+        return breakdown(self._ctx)
+
     def close(self) -> None:
         if self._ctx:
             L.llama_free(self._ctx)
@@ -164,6 +181,11 @@ def _new_context(model: Any, options: ContextOptions) -> Any:
     params.n_batch = params.n_ubatch = options.n_batch
     params.n_outputs_max = max(options.n_outputs, options.n_seq)  # fewer than n_seq_max aborts
     params.n_threads = params.n_threads_batch = options.n_threads
+    params.offload_kqv, params.op_offload = options.kv_offload, options.op_offload
+    params.type_k, params.type_v = (
+        CACHE_TYPE_NUMBERS[name] for name in (options.cache_k, options.cache_v)
+    )
+    params.flash_attn_type = _FLASH[options.flash]
     params.kv_unified = True  # separate caches split an uneven batch into several full passes
     if options.is_mtp:
         params.ctx_type = L.LLAMA_CONTEXT_TYPE_MTP

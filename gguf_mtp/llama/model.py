@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -12,16 +13,25 @@ from gguf_mtp.errors import LoadFailed, UnsupportedModel
 from gguf_mtp.llama.binding import check_binding
 from gguf_mtp.llama.context import Context, ContextOptions
 from gguf_mtp.llama.log import Errors, forward_log
+from gguf_mtp.llama.memory import places
+from gguf_mtp.llama.told import Told
 from gguf_mtp.llama.vocab import Vocab
+from gguf_mtp.offload.directives import Directives
+from gguf_mtp.wishes import LOAD_MODES
 
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
     """How weights are loaded. `n_gpu_layers` counts the MTP block and the output as layers; -1 is
-    all."""
+    all; where a plan says what goes where (`told`), it is not looked at. `load_mode` is one of
+    `wishes.LOAD_MODES`. `no_alloc` reads the header only and reckons what memory would be
+    taken."""
 
     n_gpu_layers: int = -1
     load_mtp: bool = False
+    told: Directives | None = None
+    load_mode: str = "auto"
+    no_alloc: bool = False
 
 
 class Model:
@@ -39,6 +49,10 @@ class Model:
         params = L.llama_model_default_params()
         params.load_mtp = options.load_mtp
         params.n_gpu_layers = options.n_gpu_layers
+        params.load_mode = LOAD_MODES[options.load_mode]
+        params.no_alloc = options.no_alloc
+        # llama.cpp borrows these arrays for as long as the model lives.
+        self._told = Told(params, options.told) if options.told else None
         with Errors() as errors:
             self._model = L.llama_model_load_from_file(path.encode(), params)
         if not self._model:
@@ -59,6 +73,11 @@ class Model:
         context = Context(self._model, self.n_embd, self.vocab.n_tokens, options)
         self._stack.callback(context.close)  # so that contexts die before the weights
         return context
+
+    def places(self, names: Iterable[str]) -> dict[str, str]:
+        """Where tensors really lie: names of devices, "CPU" for all of the CPU's buffers. Tensors
+        that are not loaded are left out."""
+        return places(self._model, names)
 
     def close(self) -> None:
         self._stack.close()

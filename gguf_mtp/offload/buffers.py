@@ -26,7 +26,9 @@ CELLS = 256
 class Contexts:
     """The two contexts of a run: `n_cells` of all sequences together, `n_batch` rows in a decode of
     the target and `n_draft_batch` in one of the MTP block (0: nothing drafts). `cache_k`, `cache_v`
-    name ggml types. `flash`: whether attention runs without a matrix of scores."""
+    name ggml types. `attention` is the user's word ("auto", "on", "off"), `flash` what is reckoned
+    with: whether attention runs without a matrix of scores. `insists`: op-offload is not to be
+    given up."""
 
     n_cells: int
     n_seq: int = 1
@@ -35,9 +37,11 @@ class Contexts:
     n_outputs: int = 9
     cache_k: str = "f16"
     cache_v: str = "f16"
+    attention: str = "auto"
     flash: bool = True
     kv_offload: bool = True
     op_offload: bool = True
+    insists: bool = False
 
     @property
     def drafts(self) -> bool:
@@ -74,9 +78,7 @@ def rooms(facts: ModelFacts, contexts: Contexts) -> Rooms:
 
 def _kv(facts: ModelFacts, contexts: Contexts) -> int:
     """Bytes of one layer's cache."""
-    widths = kv_widths(facts)
-    if widths is None:
-        raise RequestError(f"{facts.path}: its layers differ in width, which a plan cannot size")
+    widths = kv_widths(facts) or _widest(facts)
     index = facts.kv.get(f"{facts.architecture}.attention.indexer.key_length", 0)
     n_cells = -(-contexts.n_cells // CELLS) * CELLS
     total = 0
@@ -93,12 +95,22 @@ def _kv(facts: ModelFacts, contexts: Contexts) -> int:
     return total
 
 
+def _widest(facts: ModelFacts) -> tuple[int, int]:
+    """Key and value widths of the widest layer, where layers differ or the header leaves it to
+    llama.cpp."""
+    h = Hparams(facts.kv, facts.architecture, facts.path)
+    n_head = max(h.largest("attention.head_count", 1), 1)
+    n_kv, size = h.largest("attention.head_count_kv", n_head), facts.n_embd // n_head
+    key, value = (h.largest(f"attention.{part}_length", size) for part in ("key", "value"))
+    return n_kv * key, n_kv * value
+
+
 def _compute(
     facts: ModelFacts, contexts: Contexts, n_rows: int, n_outputs: int
 ) -> tuple[int, int, int]:
     """Compute buffers of `n_rows` rows: (whole layers, experts only, embedding only)."""
     h = Hparams(facts.kv, facts.architecture, facts.path)
-    n_embd, n_head = facts.n_embd, h.largest("attention.head_count", 1)
+    n_embd, n_head = facts.n_embd, max(h.largest("attention.head_count", 1), 1)
     n_cells = -(-contexts.n_cells // CELLS) * CELLS
     mask = n_cells * (2 if contexts.flash else 4)
     scores = 0 if contexts.flash else n_head * n_cells * F32

@@ -26,8 +26,9 @@ def fit(subject: Subject, machine: Machine) -> OffloadPlan:
     nothing. They stay in the plan, empty.
     """
     plan = _fit(subject, machine)
-    if subject.contexts.op_offload and _read_by_cpu(plan):
-        lean = replace(subject, contexts=replace(subject.contexts, op_offload=False))
+    contexts = subject.contexts
+    if contexts.op_offload and not contexts.insists and _read_by_cpu(plan):
+        lean = replace(subject, contexts=replace(contexts, op_offload=False))
         other = _fit(lean, machine)
         if _read_by_cpu(other) < _read_by_cpu(plan):
             return other

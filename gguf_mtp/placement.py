@@ -1,0 +1,288 @@
+"""From wishes to a plan that llama.cpp agrees with: finds the devices, plans, checks, corrects.
+
+The check runs in a child process and allocates nothing. What is decided is an `OffloadPlan`; how it
+is made is `offload`'s, how it is loaded `loader`'s.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import NamedTuple
+
+from gguf_mtp import llama, memory, rpc
+from gguf_mtp.errors import LoadFailed, RequestError
+from gguf_mtp.llama import ContextOptions, Model, ModelOptions
+from gguf_mtp.offload import (
+    CPU,
+    Contexts,
+    Device,
+    Host,
+    Machine,
+    OffloadPlan,
+    Subject,
+    fit,
+    report,
+)
+from gguf_mtp.offload.advice import memory_advice, refusal, thrashes
+from gguf_mtp.offload.devices import names
+from gguf_mtp.offload.directives import Directives, directives, side_directives
+from gguf_mtp.offload.manual import manual
+from gguf_mtp.wishes import Placement
+
+__all__ = [
+    "Lying",
+    "Settled",
+    "block_options",
+    "find_out",
+    "settle",
+    "target_options",
+]
+
+log = logging.getLogger(__name__)
+
+_ATTEMPTS = 6
+_CHECK_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A plan with what it was made for. `is_checked`: llama.cpp was asked and agreed."""
+
+    plan: OffloadPlan
+    subject: Subject
+    wishes: Placement
+    is_checked: bool
+
+    @property
+    def where(self) -> str:
+        """Names the placement: another one has other costs."""
+        return report.line(self.plan)
+
+    def options(self, load_mtp: bool) -> ModelOptions:
+        """For the model's own file."""
+        facts = self.subject.facts
+        told = directives(self.plan, facts.n_layer + facts.n_mtp)
+        return self._options(told, load_mtp)
+
+    def side_options(self) -> ModelOptions:
+        """For the file that the MTP block lies in."""
+        return self._options(side_directives(self.plan), load_mtp=True)
+
+    def _options(self, told: Directives, load_mtp: bool) -> ModelOptions:
+        return ModelOptions(load_mtp=load_mtp, told=told, load_mode=self.wishes.load_mode)
+
+
+class Lying(NamedTuple):
+    """Where everything really went: `strays` are tensors that lie elsewhere than planned, with the
+    device they lie on."""
+
+    plan: OffloadPlan
+    is_checked: bool
+    strays: dict[str, str]
+
+    def lines(self) -> list[str]:
+        """For people: one line, and one more for what went otherwise than planned."""
+        out = [report.line(self.plan)]
+        if self.strays:
+            name, device = next(iter(self.strays.items()))
+            more = f" and {len(self.strays) - 1} more" if len(self.strays) > 1 else ""
+            out.append(f"not as planned: {name} lies on {device}{more}")
+        return out
+
+
+def find_out(settled: Settled, model: Model, block: Model | None) -> Lying:
+    """Asks llama.cpp where each tensor of the plan lies, and warns of those that lie elsewhere."""
+    plan, strays = settled.plan, {}
+    for owner, is_side in ((model, False), (block, True)):
+        planned = {t.name: t.device for t in plan.tensors if (t.file == plan.side) == is_side}
+        found = owner.places(planned) if owner and planned else {}
+        strays |= {name: found[name] for name in found if found[name] != planned[name]}
+    lying = Lying(plan, settled.is_checked, strays)
+    for line in lying.lines()[1:]:
+        log.warning("%s", line)
+    return lying
+
+
+def settle(subject: Subject, wishes: Placement) -> Settled:
+    """The plan for a model as the user wishes, checked against llama.cpp where a device is used.
+
+    Raises `RequestError` for wishes that the model or the machine contradicts, `LoadFailed` for a
+    worker that cannot be reached, a plan over a device's budget, and more than memory holds.
+    """
+    subject = replace(subject, contexts=_contexts(subject, wishes))
+    machine = Machine(_chosen(wishes), Host(memory.available()))
+    hand = wishes.hand
+    if not machine.devices and (hand.n_gpu_layers or 0) > 0:
+        log.warning(
+            "-ngl %d: llama.cpp sees no device here, so it stays on the CPU", hand.n_gpu_layers
+        )
+        hand = replace(hand, n_gpu_layers=None)
+
+    def made(where: Machine) -> OffloadPlan:
+        plan = fit(subject, where) if hand.is_empty else manual(subject, where, hand)
+        too_much = None if wishes.fit == "off" else refusal(plan)
+        if too_much:
+            raise LoadFailed(f"{too_much}; offload fewer layers, or --fit off tries all the same")
+        if thrashes(plan) and not wishes.allow_thrash:
+            raise LoadFailed(memory_advice(plan))
+        return plan
+
+    plan = made(machine)
+    if plan.is_on_cpu or wishes.fit == "off":
+        return Settled(plan, subject, wishes, False)
+    return _checked(made, machine, subject, wishes)
+
+
+def _checked(
+    made: Callable[[Machine], OffloadPlan],
+    machine: Machine,
+    subject: Subject,
+    wishes: Placement,
+) -> Settled:
+    """Asks llama.cpp what the plan takes, and plans again with what was missing, until it fits."""
+    for _ in range(_ATTEMPTS):
+        plan = made(machine)
+        contexts = plan.contexts
+        subject = replace(subject, contexts=contexts)
+        found = _ask(plan, subject, wishes.rpc)
+        if found is None:
+            return Settled(plan, subject, wishes, False)
+        plan = _as_found(plan, found)
+        if not plan.over_budget():
+            return Settled(plan, subject, wishes, True)
+        more = {d.name: n - d.budget for d, n in plan.over_budget()}
+        reserve = {
+            name: machine.reserve.get(name, 0) + more.get(name, 0)
+            for name in {*machine.reserve, *more}
+        }
+        log.info("llama.cpp wants more than planned (%s): planning again", more)
+        machine = replace(machine, reserve=reserve)
+    raise LoadFailed(refusal(plan) or "no placement fits")
+
+
+def _as_found(plan: OffloadPlan, found: Mapping[str, Sequence[int]]) -> OffloadPlan:
+    """The plan with llama.cpp's own numbers for what it holds besides weights and cache."""
+    compute = dict(plan.compute)
+    for device in plan.devices:
+        if device.name in found:
+            known = plan.weights(device.name) + plan.cache(device.name)
+            compute[device.name] = sum(found[device.name]) - known
+    return replace(plan, compute=compute)
+
+
+def _ask(
+    plan: OffloadPlan, subject: Subject, workers: Sequence[str]
+) -> Mapping[str, Sequence[int]] | None:
+    """Bytes of weights, cache and buffers of each device; None when llama.cpp cannot be asked."""
+    n_blocks = subject.facts.n_layer + subject.facts.n_mtp
+    drafts = subject.contexts.drafts
+    side = subject.side if drafts else None
+    request = {
+        "rpc": list(workers),
+        "model": {
+            "path": subject.facts.path,
+            "told": directives(plan, n_blocks),
+            "load_mtp": drafts and side is None,
+        },
+        "side": side and {"path": side.path, "told": side_directives(plan), "load_mtp": True},
+        "target": asdict(target_options(plan.contexts, 1, drafts)),
+        "block": asdict(block_options(plan, 1)) if drafts else None,
+    }
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "gguf_mtp.llama.check"],
+            input=json.dumps(request),
+            capture_output=True,
+            text=True,
+            timeout=_CHECK_S,
+            check=True,
+        )
+        found = json.loads(done.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
+        log.warning("the placement is not checked against llama.cpp: %s", said[-1] if said else "")
+        return None
+    return found or None
+
+
+def target_options(contexts: Contexts, n_threads: int, hidden: bool) -> ContextOptions:
+    """The target's context as planned. `hidden`: something reads its hidden rows."""
+    return ContextOptions(
+        n_ctx=contexts.n_cells,
+        n_seq=contexts.n_seq,
+        n_batch=contexts.n_batch,
+        n_outputs=contexts.n_outputs,
+        n_threads=n_threads,
+        hidden=hidden,
+        cache_k=contexts.cache_k,
+        cache_v=contexts.cache_v,
+        flash=contexts.attention,
+        kv_offload=contexts.kv_offload,
+        op_offload=contexts.op_offload,
+    )
+
+
+def block_options(plan: OffloadPlan, n_threads: int) -> ContextOptions:
+    """The MTP block's context as planned. It never copies experts: its batches are small."""
+    contexts = plan.contexts
+    return replace(
+        target_options(contexts, n_threads, hidden=False),
+        is_mtp=True,
+        n_batch=contexts.n_draft_batch,
+        n_outputs=contexts.n_seq,
+        kv_offload=contexts.kv_offload and plan.layers[-1] != CPU,
+        op_offload=False,
+    )
+
+
+def _contexts(subject: Subject, wishes: Placement) -> Contexts:
+    contexts, facts = subject.contexts, subject.facts
+    is_mla = f"{facts.architecture}.attention.key_length_mla" in facts.kv
+    if is_mla and wishes.cache_k != wishes.cache_v:
+        raise RequestError(
+            f"{facts.architecture} keeps keys and values in one cache, so --cache-type-k "
+            f"{wishes.cache_k} and --cache-type-v {wishes.cache_v} must be equal"
+        )
+    return replace(
+        contexts,
+        cache_k=wishes.cache_k,
+        cache_v=wishes.cache_v,
+        attention=wishes.flash,
+        flash=wishes.flash != "off",
+        kv_offload=wishes.kv_offload,
+        op_offload=wishes.op_offload != "off",
+        insists=wishes.op_offload == "on",
+    )
+
+
+def _chosen(wishes: Placement) -> tuple[Device, ...]:
+    """The devices to use, in order. Workers are looked at by socket: a connection of ggml's own
+    would keep the check's out."""
+    remote = []
+    for endpoint in wishes.rpc:
+        for free, _ in rpc.look(endpoint).memory:
+            remote.append(
+                Device(f"RPC{len(remote)}", free, margin=wishes.margin, copies_experts=False)
+            )
+    found = (*remote, *(d for d in llama.devices(wishes.margin) if not llama.is_remote(d.name)))
+    if wishes.main_gpu is not None:
+        if not 0 <= wishes.main_gpu < len(found):
+            raise RequestError(
+                f"--main-gpu {wishes.main_gpu}: there are {len(found)} devices"
+                + (f" ({names(found)})" if found else "")
+            )
+        return (found[wishes.main_gpu],)
+    if not wishes.devices or wishes.devices == ("none",):
+        return found if not wishes.devices else ()
+    by_name = {d.name: d for d in found}
+    for name in wishes.devices:
+        if name not in by_name:
+            raise RequestError(
+                f"--device {name} is not there; there are {names(found) or 'none but the CPU'}"
+            )
+    return tuple(by_name[name] for name in wishes.devices)
