@@ -5,6 +5,7 @@ With them the server is tested without llama.cpp: what reaches a client is then 
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 
 from gguf_mtp.errors import GgufMtpError
 from gguf_mtp.limits import EngineLimits
+from gguf_mtp.logprobs import TokenLogprobs
 from gguf_mtp.params import PLAIN, AnswerOptions, SamplingParams
 from gguf_mtp.stats import Stats
 from gguf_mtp.types import Chunk, FinishReason
@@ -79,6 +81,14 @@ class Answer:
         if isinstance(self.text, str):
             return ByteVocab().tokenize(self.text, add_special=False)
         return list(self.text)
+
+
+def logprobs_of(tokens: Sequence[int], n_top: int | None) -> list[TokenLogprobs] | None:
+    """Made up so that each token's can be told from the others'; byte 0 is impossible."""
+    if n_top is None:
+        return None
+    top = [(token, -token / 8 if token else -math.inf) for token in (1, 195, 0)][:n_top]
+    return [TokenLogprobs(token, -token / 8, top) for token in tokens]
 
 
 @dataclass
@@ -168,7 +178,8 @@ class ScriptedEngine:
             judged_per_position=[1] * n_drafted,
             accepted_per_position=[1] * n_drafted,
         )
-        chunk = Chunk(r.id, new, n_drafted, source="mtp", n_drafted=n_drafted)
+        likely = logprobs_of(new, r.options.n_logprobs)
+        chunk = Chunk(r.id, new, n_drafted, source="mtp", n_drafted=n_drafted, logprobs=likely)
         if r.n_sent < len(whole):
             return chunk
         self._queue.remove(r)
