@@ -2,7 +2,9 @@
 
 Both learn from measured seconds and answer for row counts and depths never tried. They do not know
 what a row is for. Times of one row count scatter by a few percent on a quiet machine and by much
-more on a shared one, hiccups included: every update is clipped at three standard deviations.
+more on a shared one. The first ones may be many times too long, while weights are still read from
+disk. So a time far above what is expected counts as a hiccup and is clipped at three standard
+deviations, unless the next ones confirm it; a time far below proves the few before it wrong.
 """
 
 from __future__ import annotations
@@ -13,6 +15,9 @@ from dataclasses import dataclass
 _DRIFT = 0.01**2  # variance that the common scale gains in a round (log seconds)
 _CELL_DRIFT = 0.002**2  # and one row count relative to the others
 _CLIP = 3.0  # innovations beyond this many standard deviations are hiccups
+_CONFIRMED = 3  # such innovations in a row, to the same side, are none
+_YOUNG = 4  # samples of a row count that one much faster time may overrule
+_HICCUP = 0.2  # by how much (log seconds) a lone first sample may be one
 _NOISE = 0.1**2  # first guess of the variance of log seconds
 _NOISE_RANGE = (0.005**2, 0.4**2)
 _GUESS_SPREAD = 0.15  # relative doubt about a time whose graph was rebuilt
@@ -27,12 +32,14 @@ _BEYOND = 0.9  # and beyond the largest that was seen
 
 @dataclass(slots=True)
 class Cell:
-    """One row count: log seconds at scale 0, its variance, samples, and the round last measured."""
+    """One row count: log seconds at scale 0, its variance, samples, the round last measured, and
+    how many of the last times in a row were far above (or, negative, below) what was expected."""
 
     level: float
     variance: float
     n: int
     at: int
+    streak: int = 0
 
 
 class TargetCost:
@@ -107,7 +114,11 @@ class TargetCost:
         known = cell.variance + self._scale_variance
         total = known + self.noise
         bound = _CLIP * math.sqrt(total)
-        error = min(max(value - self.scale - cell.level, -bound), bound)
+        error = value - self.scale - cell.level
+        if self._is_news(cell, error, bound):
+            self._start_anew(cell, error)
+            return
+        error = min(max(error, -bound), bound)
         if self._n_noise < 64:
             self._n_noise += 1
         self.noise += (error * error * self.noise / total - self.noise) / self._n_noise
@@ -119,6 +130,25 @@ class TargetCost:
         self._scale_variance *= 1 - scale_gain
         cell.n += 1
         cell.at = self._now
+
+    @staticmethod
+    def _is_news(cell: Cell, error: float, bound: float) -> bool:
+        """Whether a time says that what was believed is wrong, not that this decode was odd."""
+        if abs(error) <= bound:
+            cell.streak = 0
+            return False
+        side = 1 if error > 0 else -1
+        cell.streak = cell.streak + side if cell.streak * side > 0 else side
+        return abs(cell.streak) >= _CONFIRMED or (error < 0 and cell.n < _YOUNG)
+
+    def _start_anew(self, cell: Cell, error: float) -> None:
+        """The last time is right: for the one row count of which little is known, or for all."""
+        if cell.n < _YOUNG or len(self.cells) == 1:
+            cell.level += error
+            cell.variance, cell.n = self.noise, 1
+        else:
+            self.scale += error
+        cell.streak, cell.at = 0, self._now
 
     def spread(self, m: int) -> float:
         """Relative standard error of T(m) against the other row counts; infinite if never seen."""
@@ -170,7 +200,9 @@ class TargetCost:
         self._mean, self._low = mean, low
 
     def _optimist(self, m: int, seconds: float) -> float:
-        return seconds * math.exp(-_OPTIMISM * self.spread(m))
+        """A first sample may have been a hiccup, two hardly."""
+        hiccup = _HICCUP / self.cells[m].n ** 2
+        return seconds * math.exp(-_OPTIMISM * self.spread(m) - hiccup)
 
     def _extend(
         self, size: int, seen: list[int], times: list[float], mean: list[float], low: list[float]
