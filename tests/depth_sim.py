@@ -59,16 +59,22 @@ def best_fixed(world: Curve, profile: Profile) -> float:
 
 
 class Clock:
-    """Measured over true seconds: scatter of relative deviation `sigma`, and, on a machine that
-    others use too, spells of some dozen rounds in which everything takes `busy` times as long."""
+    """Measured over true seconds: scatter of relative deviation `sigma`; on a machine that others
+    use too, spells of some dozen rounds in which everything takes `busy` times as long; and at the
+    very first, rounds that take `cold` times as long, one after the other."""
 
-    def __init__(self, sigma: float, seed: int, busy: float = 1.0) -> None:
+    def __init__(
+        self, sigma: float, seed: int, busy: float = 1.0, cold: Sequence[float] = ()
+    ) -> None:
         self.rng = random.Random(seed)
         self.sigma, self.busy = sigma, busy
         self.is_busy = False
+        self.cold = list(cold)
 
     def spell(self) -> float:
         """The factor on this round's target and draft times."""
+        if self.cold:
+            return self.cold.pop(0)
         if self.busy > 1 and self.rng.random() < 0.06:
             self.is_busy = not self.is_busy
         return self.busy if self.is_busy else 1.0
@@ -77,7 +83,9 @@ class Clock:
         return math.exp(self.rng.gauss(0.0, self.sigma)) if self.sigma else 1.0
 
 
-Noise = tuple[float, int] | tuple[float, int, float]  # arguments of a Clock
+Noise = (  # arguments of a Clock
+    tuple[float, int] | tuple[float, int, float] | tuple[float, int, float, Sequence[float]]
+)
 
 
 @dataclass
@@ -151,6 +159,17 @@ def silent(position: int, rng: random.Random) -> tuple[float, float]:
 def law_profile(law: TokenLaw, n: int = 4_000) -> Profile:
     rng = random.Random(1)
     return tuple(sum(law(j, rng)[0] for _ in range(n)) / n for j in range(MAX_DEPTH))
+
+
+def easy(share: float) -> TokenLaw:
+    """A text with this share of easy tokens; the confidence tells them apart, but not surely."""
+
+    def law(position: int, rng: random.Random) -> tuple[float, float]:
+        is_easy = rng.random() < share
+        p = (0.95 if is_easy else 0.4) * 0.98**position
+        return p, min(max((0.93 if is_easy else 0.45) + rng.gauss(0.0, 0.15), 0.0), 1.0)
+
+    return law
 
 
 def simulate_tokens(

@@ -70,6 +70,36 @@ def test_draft_steps_are_told_apart_from_the_first_and_from_rows() -> None:
 # -- acceptance --------------------------------------------------------------------------------
 
 
+def test_a_slow_beginning_does_not_stick() -> None:
+    """Weights still on disk: the first times are many times too long."""
+    cost = TargetCost()
+    for seconds in [0.65, 0.41, 0.32] + [0.015] * 3:
+        cost.observe(1, seconds, same_shape=True)
+    assert cost.mean(2)[1] == pytest.approx(0.015, rel=0.01)
+
+
+def test_a_first_time_that_was_a_hiccup_is_tried_again_and_overruled() -> None:
+    cost = TargetCost()
+    for _ in range(50):
+        cost.observe(1, 1.0, same_shape=True)
+        cost.observe(2, 1.1, same_shape=True)
+    cost.observe(3, 1.35, same_shape=True)
+    assert cost.low(4)[3] < 1.2  # an optimist would try
+    cost.observe(3, 1.2, same_shape=True)
+    assert cost.mean(4)[3] == pytest.approx(1.2, rel=0.02)
+
+
+def test_a_machine_that_slows_down_takes_all_times_along() -> None:
+    cost = TargetCost()
+    for _ in range(50):
+        cost.observe(1, 1.0, same_shape=True)
+        cost.observe(4, 1.5, same_shape=True)
+    for _ in range(4):
+        cost.observe(1, 2.0, same_shape=True)
+    assert cost.mean(5)[1] == pytest.approx(2.0, rel=0.05)
+    assert cost.mean(5)[4] == pytest.approx(3.0, rel=0.05)
+
+
 def judge(acceptance: Acceptance, seq: int, verdicts: list[float], n: int) -> None:
     for _ in range(n):
         acceptance.tick()
@@ -168,7 +198,22 @@ def test_a_cut_draft_counts_with_what_its_bin_would_have_brought() -> None:
     for _ in range(300):
         calibration.observe([0.5], n_accepted=0, n_judged=1)
         calibration.observe([0.95], n_accepted=1, n_judged=1)
-    assert calibration.observe_cut(0, EDGES[2]) < 0.1
+    below = calibration.shares_below(0, EDGES[2])
+    assert below[1] > 0.99
+    assert sum(below) == pytest.approx(1.0)
+    assert calibration.observe_cut(0, below) < 0.1
+
+
+def test_a_text_is_weighed_by_its_own_confidences() -> None:
+    calibration = Calibration(1)
+    for _ in range(300):
+        calibration.observe([0.5], n_accepted=0, n_judged=1)
+        calibration.observe([0.95], n_accepted=1, n_judged=1)
+    unsure = [[0.0, 90.0, 0.0, 0.0, 10.0, 0.0]]
+    whole, own = calibration.table(1, 1.0), calibration.table(1, 1.0, unsure)
+    assert whole.kept[0][2] == pytest.approx(0.5, abs=0.02)  # of all drafts, half reach 0.6
+    assert own.kept[0][2] == pytest.approx((10 + 5) / 110, abs=0.02)  # 10 drafts' worth of all
+    assert own.accepted[0][0] < 0.2 < 0.45 < whole.accepted[0][0]
 
 
 def test_the_rate_under_thresholds_is_that_of_a_played_out_game() -> None:

@@ -11,13 +11,23 @@ from statistics import median
 from typing import ClassVar
 
 import pytest
-from depth_bounds import CURVES, PROFILES, TOLERANCE, check_stationary, interrupted, named, regimes
+from depth_bounds import (
+    CURVES,
+    LEARNING,
+    PROFILES,
+    TOLERANCE,
+    check_stationary,
+    interrupted,
+    named,
+    regimes,
+)
 from depth_sim import (
     MAX_DEPTH,
     Curve,
     Profile,
     best_fixed,
     curve,
+    easy,
     falling,
     law_profile,
     silent,
@@ -154,6 +164,45 @@ def test_confidence_that_tells_beats_every_fixed_depth() -> None:
 def test_confidence_that_says_nothing_does_no_harm() -> None:
     assert confident(named("linear"), silent, 0.05) >= 0.97
     assert confident(named("flat"), silent, 0.05) >= 0.97
+
+
+def answers(
+    make: Callable[[], Depth], world: Curve, shares: Sequence[float], seed: int
+) -> dict[float, float]:
+    """Tokens per second of texts with these shares of easy tokens, which come in turn as answers of
+    50 rounds; the first turn is not counted."""
+    depth, tokens, seconds = make(), dict.fromkeys(shares, 0.0), dict.fromkeys(shares, 0.0)
+    for i in range(12):
+        for share in shares:
+            noise = (0.04, 1000 * seed + i)
+            trace = simulate_tokens(depth, world, easy(share), 50, noise)
+            depth.forget(0)
+            if i > 0:
+                tokens[share] += sum(trace.tokens)
+                seconds[share] += sum(trace.seconds)
+    return {share: tokens[share] / seconds[share] for share in shares}
+
+
+def test_answers_that_differ_are_each_drafted_for_by_their_own() -> None:
+    """Where a draft token costs as much as it brings on average, easy texts gain, and hard ones
+    lose only what it takes to notice: half of what they would at depth 1."""
+    world = curve("experts", lambda m: m**0.65, step=0.15)
+    runs = [answers(AutoDepth, world, [0.9, 0.2], seed) for seed in range(5)]
+    fixed = [answers(lambda: FixedDepth(1), world, [0.9, 0.2], seed) for seed in range(5)]
+    easy_one, hard = (median(run[share] for run in runs) for share in (0.9, 0.2))
+    assert easy_one >= 1.1
+    assert hard >= 0.92
+    assert median(run[0.2] for run in fixed) < 0.9
+
+
+def test_a_beginning_from_disk_is_forgotten() -> None:
+    cold = [40.0, 25.0, 18.0, 9.0]
+    for world, profile in ((named("a row costs a decode"), MIDDLE), (named("linear"), LOW)):
+        runs = [
+            simulate(AutoDepth(), world, lambda _, p=profile: p, 400, (0.04, seed, 1.0, cold))  # type: ignore[misc]
+            for seed in range(5)
+        ]
+        assert median(run.rate(LEARNING) for run in runs) >= 0.96 / world.target[0]
 
 
 def batch(world: Curve, profiles: Sequence[Profile], noise: float) -> float:

@@ -21,6 +21,7 @@ N_BINS = _N_BINS = len(EDGES) + 1
 _MEMORY = 512.0  # judged tokens that a bin's acceptance remembers
 _RECENT = 96.0  # draft tokens that the mix of bins at a position remembers
 _POOL_WEIGHT = 8.0  # of a bin's acceptance over all positions, in judged tokens
+_OTHERS = 10.0  # of all sequences' mix in that of one, in draft tokens
 _LEAST_SEEN = 16.0  # draft tokens at the first position before a threshold is tried
 
 
@@ -77,20 +78,20 @@ class Calibration:
             self._mixed[j] *= keep
         self._mixed[j] += 1.0
 
-    def observe_cut(self, j: int, below: float) -> float:
-        """A draft ended at position `j`, its confidence below `below`: the expected acceptance of
-        the token that was not drafted. Its bin is not known: all that it may be in get a share."""
-        n_below = bisect_right(EDGES, below * (1 - 1e-9)) + 1
+    def shares_below(self, j: int, bound: float) -> list[float]:
+        """How likely a confidence below `bound` at position `j` lies in each bin; sums to 1."""
+        n_below = bisect_right(EDGES, bound * (1 - 1e-9)) + 1
+        mix = [one + 1e-3 for one in self.mix[j][:n_below]]
+        total = sum(mix)
+        return [one / total for one in mix] + [0.0] * (_N_BINS - n_below)
+
+    def observe_cut(self, j: int, shares: Sequence[float]) -> float:
+        """A draft ended at position `j`, its confidence in one of the bins with these `shares`: the
+        expected acceptance of the token that was not drafted."""
         self._fade(j)
-        mix = self.mix[j]
         rates = self._rates[j] if j < len(self._rates) else self.rates()[j]
-        total = sum(mix[:n_below]) + 1e-3 * n_below
-        expected = 0.0
-        for b in range(n_below):
-            share = (mix[b] + 1e-3) / total
-            mix[b] += share
-            expected += share * rates[b]
-        return expected
+        self.mix[j] = [one + share for one, share in zip(self.mix[j], shares, strict=True)]
+        return sum(share * rate for share, rate in zip(shares, rates, strict=True))
 
     def rates(self) -> list[list[float]]:
         """Acceptance by position and bin: pooled over positions where little was seen, rising."""
@@ -108,8 +109,9 @@ class Calibration:
             self._rates.append(rising(rates, weights))
         return self._rates
 
-    def table(self, n: int, first: float) -> Table:
+    def table(self, n: int, first: float, own: Sequence[Sequence[float]] = ()) -> Table:
         """For positions 0..n-1; a position without draft tokens borrows its predecessor's mix.
+        `own[j]` is the mix of the sequence at hand, which counts for more than the others'.
 
         Where the sequence at hand is accepted less at position 0 (`first`) than its confidences
         promise, all its promises are lowered in proportion.
@@ -119,6 +121,9 @@ class Calibration:
         for j, rates in enumerate(self.rates()[:n]):
             if self._mixed[j] >= 1.0:
                 mix = self.mix[j]
+            if j < len(own):
+                share = _OTHERS / max(sum(mix), 1e-9)
+                mix = [share * one + mine for one, mine in zip(mix, own[j], strict=True)]
             total = sum(mix)
             if j == 0:
                 promised = sum(share * rate for share, rate in zip(mix, rates, strict=True)) / total

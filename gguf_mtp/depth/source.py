@@ -127,6 +127,7 @@ class Source:
         """Weigh thresholds on confidence against the best fixed depth."""
         self.stopping.look(
             Outlook(
+                seq=self._seqs[0],
                 first=mean.acceptance[0][0],
                 fixed=best.depths[0],
                 deepest=min(max(self.target.cells) - 1, mean.room[0]),
@@ -161,7 +162,7 @@ class Source:
                 self.acceptance.judge(one.seq, ())
                 continue
             verdicts = [1.0] * one.n_accepted + [0.0] * (one.n_judged - one.n_accepted)
-            steps.append(self.stopping.observe(limit, one.confidence, verdicts))
+            steps.append(self.stopping.observe(one.seq, limit, one.confidence, verdicts))
             self.acceptance.judge(one.seq, verdicts)
         self._record_draft(steps, seconds)
 
@@ -176,3 +177,4 @@ class Source:
 
     def forget(self, seq: int) -> None:
         self.acceptance.forget(seq)
+        self.stopping.forget(seq)
