@@ -119,11 +119,15 @@ class Engine:
         return f"{self.limits.fingerprint}, drafters {','.join(self.drafting.names) or 'none'}"
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], params: SamplingParams, max_tokens: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        max_tokens: int,
+        options: AnswerOptions = PLAIN,
     ) -> Iterator[Chunk]:
         """Answers to `prompts`; a chunk's `seq` is the prompt's index. Closing the iterator
-        cancels."""
-        indices = {self.submit(p, params, max_tokens): i for i, p in enumerate(prompts)}
+        cancels. `options` with a constraint are for one prompt."""
+        indices = {self.submit(p, params, max_tokens, options): i for i, p in enumerate(prompts)}
         try:
             while indices:
                 for chunk in self.step():

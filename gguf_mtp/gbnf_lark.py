@@ -13,7 +13,18 @@ from collections.abc import Callable, Iterator, Mapping
 from gguf_mtp.errors import RequestError
 from gguf_mtp.gbnf import Chars, Choice, Many, Node, Parser, Ref, Seq, Text, Token
 
-__all__ = ["to_lark"]
+__all__ = ["lark_of", "to_lark"]
+
+LARK = "%llguidance"
+"""What a grammar in Lark begins with, as in llama.cpp; others are GBNF."""
+
+
+def lark_of(source: str, token_of: Callable[[str], int | None]) -> str:
+    """Lark for a grammar in GBNF, or in Lark if it begins with `%llguidance`.
+
+    Raises `RequestError` with line and column.
+    """
+    return source if source.lstrip().startswith(LARK) else to_lark(source, token_of)
 
 
 def to_lark(source: str, token_of: Callable[[str], int | None]) -> str:

@@ -13,13 +13,15 @@ import json
 import re
 import threading
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from gguf_mtp.errors import RequestError
 from gguf_mtp.following import AfterReasoning, Mask
+
+if TYPE_CHECKING:  # its import takes 40 ms, which only those who ask for a grammar shall wait for
+    from llguidance import LLMatcher, LLTokenizer
 
 __all__ = ["Follower", "Grammar", "Grammars", "Vocabulary", "quoted"]
 
@@ -68,6 +70,8 @@ class Grammars:
         Raises `RequestError` that says what is wrong with it, by line and column where that is
         known, or that it is too large or too slow.
         """
+        from llguidance import LLMatcher, LLParserLimits
+
         if len(lark) > MAX_CHARS:
             raise RequestError(f"it has {len(lark)} characters, {MAX_CHARS} is the most")
         try:
@@ -103,6 +107,8 @@ class Grammars:
             return self._tables
 
     def _make_tables(self) -> _Tables:
+        from llguidance import LLTokenizer, TokenizerWrapper
+
         pieces = [self.vocab.piece(i) for i in range(self._n_vocab)]
         ends, blanks = np.zeros((2, self._n_vocab), np.bool_)
         ends[list(self.end_tokens)] = True

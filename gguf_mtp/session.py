@@ -6,13 +6,16 @@ consumes its `Piece`s.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import NamedTuple, Protocol
 
-from gguf_mtp import chat
+from gguf_mtp import chat, reasoning
 from gguf_mtp.engine import Engine
-from gguf_mtp.params import SamplingParams
+from gguf_mtp.errors import RequestError
+from gguf_mtp.following import Following
+from gguf_mtp.grammar import Grammar, Grammars
+from gguf_mtp.params import AnswerOptions, SamplingParams
 from gguf_mtp.text import Detokenizer
 from gguf_mtp.types import Chunk, ModelFacts
 
@@ -32,6 +35,17 @@ class Lying(Protocol):
     """Where a loaded model lies (`placement.Lying`), in lines for people."""
 
     def lines(self) -> list[str]: ...
+
+
+class Wishes(NamedTuple):
+    """What answers may be asked for beyond sampling: a grammar that their text obeys, behind the
+    reasoning if there is any, and how many likely tokens to report with each (None: nothing)."""
+
+    grammar: Grammar | None = None
+    n_logprobs: int | None = None
+
+
+NO_WISHES = Wishes()
 
 
 class Piece(NamedTuple):
@@ -59,6 +73,7 @@ class Session:
     ) -> None:
         self.engine, self.vocab, self.facts, self.side = engine, vocab, facts, side
         self.lying = lying
+        self.grammars = Grammars(vocab, facts.n_vocab, engine.limits.end_tokens)
         self._resources = resources
 
     def chat_tokens(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
@@ -66,34 +81,59 @@ class Session:
 
         Raises `RequestError` when the model has no chat template or the template refuses.
         """
-        prompt = chat.render(self.vocab.chat_template, messages, self.vocab.bos, self.vocab.eos)
-        return self.vocab.tokenize(prompt.text, add_special=not prompt.has_bos)
+        return self._tokens(self._prompt(messages))
 
     def chat(
         self,
         messages: Sequence[Mapping[str, str]],
         params: SamplingParams | None = None,
         max_tokens: int = 1 << 30,
+        wishes: Wishes = NO_WISHES,
     ) -> Iterator[Piece]:
-        """The assistant's answer to `messages`, piece by piece. Closing the iterator stops it."""
-        return self.answer(self.chat_tokens(messages), params, max_tokens)
+        """The assistant's answer to `messages`, piece by piece. Closing the iterator stops it.
+
+        Raises `RequestError`, at the end, for an answer that could not follow its grammar.
+        """
+        prompt = self._prompt(messages)
+        following: Following | None = None
+        if wishes.grammar and reasoning.is_open(prompt.text):
+            piece = piece_of(self.vocab, [reasoning.CLOSE])
+            following = wishes.grammar.follow_after(reasoning.CLOSE.encode(), piece)
+        elif wishes.grammar:
+            following = wishes.grammar.follow()
+        asked = _Asked(self._tokens(prompt), max_tokens, wishes.n_logprobs, following)
+        return self._answer(asked, params or self.sampling_defaults())
 
     def complete(
-        self, prompt: str, params: SamplingParams | None = None, max_tokens: int = 1 << 30
+        self,
+        prompt: str,
+        params: SamplingParams | None = None,
+        max_tokens: int = 1 << 30,
+        wishes: Wishes = NO_WISHES,
     ) -> Iterator[Piece]:
-        """The continuation of a raw prompt, piece by piece."""
-        return self.answer(self.vocab.tokenize(prompt, add_special=True), params, max_tokens)
+        """The continuation of a raw prompt, piece by piece. Raises as `chat` does."""
+        following = wishes.grammar.follow() if wishes.grammar else None
+        tokens = self.vocab.tokenize(prompt, add_special=True)
+        asked = _Asked(tokens, max_tokens, wishes.n_logprobs, following)
+        return self._answer(asked, params or self.sampling_defaults())
 
-    def answer(
-        self, tokens: Sequence[int], params: SamplingParams | None, max_tokens: int
-    ) -> Iterator[Piece]:
+    def _prompt(self, messages: Sequence[Mapping[str, str]]) -> chat.Prompt:
+        return chat.render(self.vocab.chat_template, messages, self.vocab.bos, self.vocab.eos)
+
+    def _tokens(self, prompt: chat.Prompt) -> list[int]:
+        return self.vocab.tokenize(prompt.text, add_special=not prompt.has_bos)
+
+    def _answer(self, asked: _Asked, params: SamplingParams) -> Iterator[Piece]:
         """Pieces for a prompt of tokens; the last one's chunk has `finish_reason` and `stats`."""
         detokenizer = Detokenizer(self.vocab.piece)
-        for chunk in self.engine.generate([tokens], params or self.sampling_defaults(), max_tokens):
+        options = AnswerOptions(constraint=asked.following, n_logprobs=asked.n_logprobs)
+        for chunk in self.engine.generate([asked.tokens], params, asked.max_tokens, options):
             text = detokenizer.add(chunk.tokens)
             if chunk.finish_reason:
                 text += detokenizer.finish()
             yield Piece(text, chunk)
+        if asked.following and asked.following.failure:
+            raise RequestError(f"the grammar could not be followed: {asked.following.failure}")
 
     def sampling_defaults(self) -> SamplingParams:
         """llama.cpp's defaults, overridden by what the file's author put into its header."""
@@ -117,3 +157,22 @@ class Session:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class _Asked(NamedTuple):
+    """One answer to make."""
+
+    tokens: Sequence[int]
+    max_tokens: int
+    n_logprobs: int | None
+    following: Following | None
+
+
+def piece_of(vocab: Vocabulary, markers: Sequence[str]) -> Callable[[int], bytes]:
+    """The bytes of a token; `markers` have theirs even where they are control tokens."""
+    known: dict[int, bytes] = {}
+    for marker in markers:
+        ids = vocab.tokenize(marker, add_special=False)
+        if len(ids) == 1:
+            known[ids[0]] = marker.encode()
+    return lambda token: known.get(token) or vocab.piece(token)

@@ -8,7 +8,6 @@ import pytest
 
 from gguf_mtp.conversation import ChatTemplate
 from gguf_mtp.demo import demo_model
-from gguf_mtp.grammar import Grammars
 from gguf_mtp.loader import LoadOptions, load
 from gguf_mtp.params import SamplingParams
 from gguf_mtp.server.plan import Served
@@ -37,7 +36,7 @@ def served_by(session: Session, engine: ScriptedEngine, template: str) -> Served
         template=ChatTemplate(template, vocab.bos, vocab.eos),
         defaults=SamplingParams(),
         created=0,
-        grammars=Grammars(vocab, session.facts.n_vocab, session.engine.limits.end_tokens),
+        grammars=session.grammars,
     )
 
 

@@ -42,7 +42,7 @@ def grammars(session: Session) -> Grammars:
 
 
 def grammars_of(session: Session) -> Grammars:
-    return Grammars(session.vocab, session.facts.n_vocab, session.engine.limits.end_tokens)
+    return session.grammars
 
 
 def answers(

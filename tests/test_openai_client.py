@@ -148,8 +148,8 @@ def test_errors_are_the_exceptions_that_clients_know(url: str, client: OpenAI) -
         create(model="m", messages=[{"role": "user", "content": "x" * 2000}])
     assert long.value.code == "context_length_exceeded"
     with pytest.raises(openai.BadRequestError) as wrong:
-        create(model="m", messages=ASK, logprobs=True)
-    assert "logprobs" in wrong.value.message
+        create(model="m", messages=ASK, top_logprobs=2)
+    assert "logprobs is not true" in wrong.value.message
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("gpt-4o")
     with pytest.raises(openai.InternalServerError):

@@ -13,16 +13,13 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from gguf_mtp.errors import RequestError
-from gguf_mtp.gbnf_lark import to_lark
+from gguf_mtp.gbnf_lark import lark_of
 from gguf_mtp.grammar import Grammar, Grammars, quoted
 from gguf_mtp.json_grammar import ANY_OBJECT, compile_schema, json_rule
 from gguf_mtp.server.schemas import Generation, ResponseFormat, Tool
 from gguf_mtp.toolcalls import CALL, CALLS_END, ToolFormat
 
-__all__ = ["Calls", "Form", "call_grammar", "form_grammar", "form_of", "read_grammar"]
-
-LARK = "%llguidance"
-"""What a grammar in Lark begins with, as in llama.cpp; others are GBNF."""
+__all__ = ["Calls", "Form", "call_grammar", "form_grammar", "form_of"]
 
 
 class Form(NamedTuple):
@@ -88,14 +85,6 @@ def call_grammar(grammars: Grammars, calls: Calls, otherwise: Form | None = None
     return grammars.compile("\n".join([start, *rules]))
 
 
-def read_grammar(source: str, grammars: Grammars) -> str:
-    """Lark for a grammar in GBNF, or in Lark if it begins with `%llguidance`.
-
-    Raises `RequestError` with line and column.
-    """
-    return source if source.lstrip().startswith(LARK) else to_lark(source, grammars.token)
-
-
 def _forms(request: Generation, grammars: Grammars) -> Iterator[Form]:
     yield from _response_format(request.response_format)
     if request.json_schema not in (None, {}):
@@ -149,7 +138,7 @@ def _json(field: str, schema: Any) -> Form:
 
 def _grammar(field: str, source: str, grammars: Grammars) -> Form:
     try:
-        return Form(field, "lark", read_grammar(source, grammars))
+        return Form(field, "lark", lark_of(source, grammars.token))
     except RequestError as error:
         raise RequestError(f"{field}: {error}") from None
 

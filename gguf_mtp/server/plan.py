@@ -21,7 +21,7 @@ from gguf_mtp.server.constraints import Calls, Form, call_grammar, form_grammar,
 from gguf_mtp.server.reader import Reading
 from gguf_mtp.server.sampling import params_of, stop_tokens_of
 from gguf_mtp.server.schemas import ChatRequest, CompletionRequest, Generation, Message, ToolChoice
-from gguf_mtp.session import Vocabulary
+from gguf_mtp.session import Vocabulary, piece_of
 
 __all__ = ["Plan", "Served", "plan_chat", "plan_completion"]
 
@@ -100,7 +100,7 @@ def plan_chat(served: Served, request: ChatRequest) -> Plan:
         is_single = call_name is not None or request.parallel_tool_calls is False
         calls = Calls(template.tool_format, tools, must_call, call_name, is_single)
     reading = Reading(
-        piece=_piece(served.vocab, markers),
+        piece=piece_of(served.vocab, markers),
         stops=request.stops,
         thinks=prompt.thinks if template.can_think and not must_call else None,
         begun=prompt.begun,
@@ -217,16 +217,6 @@ def check_ids(served: Served, ids: Sequence[int]) -> None:
             raise RequestError(
                 f"there is no token {id_}: the vocabulary has {served.n_vocab} tokens"
             )
-
-
-def _piece(vocab: Vocabulary, markers: Sequence[str]) -> Callable[[int], bytes]:
-    """The bytes of a token; `markers` have theirs even where they are control tokens."""
-    known: dict[int, bytes] = {}
-    for marker in markers:
-        ids = vocab.tokenize(marker, add_special=False)
-        if len(ids) == 1:
-            known[ids[0]] = marker.encode()
-    return lambda token: known.get(token) or vocab.piece(token)
 
 
 def _choice(request: ChatRequest) -> tuple[bool, str | None]:
