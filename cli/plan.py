@@ -139,7 +139,8 @@ def _subject(facts: ModelFacts, args: RunArgs) -> Subject:
     side = sidefile.read(args.draft_model) if wanted and args.draft_model else None
     drafts = wanted and (side is not None or facts.can_draft)
     n_ctx = args.ctx or min(facts.context_length, sizing.N_CTX)
-    contexts = sizing.contexts(n_ctx, args.parallel, args.draft_max, drafts, args.batch)
+    n_draft = args.draft_max if wanted else 0
+    contexts = sizing.contexts(n_ctx, args.parallel, n_draft, drafts, args.batch)
     contexts = replace(contexts, cache_k=args.cache_type, cache_v=args.cache_type)
     return Subject(facts, contexts, side)
 

@@ -16,16 +16,19 @@ N_BATCH = 512
 """Rows of a decode: a prompt is read in chunks of this many."""
 
 
-def contexts(n_ctx: int, n_seq: int, draft_max: int, drafts: bool, n_batch: int = 0) -> Contexts:
+def contexts(
+    n_ctx: int, n_seq: int, n_draft: int = 0, has_block: bool = False, n_batch: int = 0
+) -> Contexts:
     """Contexts for `n_seq` sequences of `n_ctx` cells each, in which a round is one pass.
 
-    `drafts`: an MTP block drafts up to `draft_max` tokens. `n_batch` 0: `N_BATCH`.
+    Drafts have up to `n_draft` tokens; `has_block`: an MTP block makes some. `n_batch` 0:
+    `N_BATCH`.
     """
-    n_rows = n_seq * (draft_max + 1 if drafts else 1)
+    n_rows = n_seq * (n_draft + 1)
     return Contexts(
         n_cells=n_ctx * n_seq,
         n_seq=n_seq,
         n_batch=max(n_batch or N_BATCH, n_rows),
-        n_draft_batch=max(2 * FLUSH, n_rows) if drafts else 0,
+        n_draft_batch=max(2 * FLUSH, n_rows) if has_block else 0,
         n_outputs=n_rows,
     )

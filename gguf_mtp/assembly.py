@@ -1,0 +1,116 @@
+"""A model with its contexts and drafters, put together as planned.
+
+The table of drafters is here: a new one is a name in `drafters.names` and a line in `DRAFTERS`.
+Knows how large a draft model's context must be; decides nothing during generation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from gguf_mtp import sizing
+from gguf_mtp.drafters.model import ModelDrafter
+from gguf_mtp.drafters.mtp import MtpDrafter
+from gguf_mtp.drafters.ngram import NgramDrafter
+from gguf_mtp.errors import LoadFailed
+from gguf_mtp.lineup import Lineup
+from gguf_mtp.llama import Context, ContextOptions, Model, connect
+from gguf_mtp.offload import Subject
+from gguf_mtp.placement import Settled, block_options, settle, target_options
+from gguf_mtp.traffic import kv_per_cell
+from gguf_mtp.types import Drafter
+from gguf_mtp.wishes import Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What is to be put together: a placement, who drafts, and how it runs."""
+
+    settled: Settled
+    lineup: Lineup
+    n_threads: int
+    strict: bool
+
+    def context(self, options: ContextOptions) -> ContextOptions:
+        return replace(options, strict=self.strict)
+
+
+class Assembled(NamedTuple):
+    """`block` is the model that holds the MTP block, where one drafts: `model` or another file."""
+
+    model: Model
+    block: Model | None
+    target: Context
+    drafters: list[Drafter]
+
+
+def assemble(frame: Frame, stack: ExitStack) -> Assembled:
+    """Loads every model and makes every context; `stack` frees them.
+
+    Raises `LoadFailed`, and as `placement.settle` for a draft model.
+    """
+    settled, lineup = frame.settled, frame.lineup
+    for endpoint in settled.wishes.rpc:
+        connect(endpoint)
+    options = settled.options(load_mtp=lineup.uses_own_block)
+    model = stack.enter_context(Model(settled.subject.facts.path, options))
+    block = model if lineup.uses_own_block else None
+    if lineup.side is not None:
+        block = stack.enter_context(Model(lineup.side.path, settled.side_options()))
+    target = _target(frame, model, reads_hidden=block is not None)
+    drafters = [DRAFTERS[name](frame, block, stack) for name in lineup.names]
+    return Assembled(model, block, target, drafters)
+
+
+def _target(frame: Frame, model: Model, reads_hidden: bool) -> Context:
+    contexts, facts = frame.settled.plan.contexts, frame.settled.subject.facts
+    wanted = target_options(contexts, frame.n_threads, hidden=reads_hidden)
+    try:
+        return model.context(frame.context(wanted))
+    except LoadFailed as error:
+        n_bytes = contexts.n_cells * (kv_per_cell(facts, 4 if frame.strict else 2) or 0)
+        raise LoadFailed(f"{error}; its KV cache wants {n_bytes / 1e6:,.0f} MB") from error
+
+
+def _ngram(frame: Frame, _block: Model | None, _stack: ExitStack) -> Drafter:
+    return NgramDrafter(frame.settled.plan.contexts.n_seq)
+
+
+def _mtp(frame: Frame, block: Model | None, _stack: ExitStack) -> Drafter:
+    assert block is not None
+    plan = frame.settled.plan
+    context = block.context(frame.context(block_options(plan, frame.n_threads)))
+    return MtpDrafter(context, plan.contexts.n_seq, plan.contexts.n_draft_batch)
+
+
+def _model(frame: Frame, _block: Model | None, stack: ExitStack) -> Drafter:
+    """The draft model is planned when the target is loaded: into what that has left."""
+    facts, contexts = frame.lineup.model, frame.settled.plan.contexts
+    assert facts is not None
+    n_ctx = contexts.n_cells // contexts.n_seq
+    sizes = sizing.contexts(n_ctx, contexts.n_seq)
+    settled = settle(Subject(facts, sizes), _wishes_for_draft(frame.settled.wishes))
+    model = stack.enter_context(Model(facts.path, settled.options(load_mtp=False)))
+    wanted = target_options(settled.plan.contexts, frame.n_threads, hidden=False)
+    return ModelDrafter(model.context(frame.context(wanted)), settled.plan.contexts.n_batch)
+
+
+def _wishes_for_draft(wishes: Placement) -> Placement:
+    """What is said of single layers and tensors is said of the target; "-ngl 0" is said of all.
+    Other machines are left to the target: a draft's steps are too short for a network."""
+    n = wishes.draft_ngl
+    if n is None and wishes.n_gpu_layers == 0:
+        n = 0
+    return replace(
+        wishes, n_gpu_layers=n, draft_ngl=None, split=(), overrides=(), cpu_moe=0, rpc=()
+    )
+
+
+DRAFTERS: Mapping[str, Callable[[Frame, Model | None, ExitStack], Drafter]] = {
+    "ngram": _ngram,
+    "mtp": _mtp,
+    "model": _model,
+}
