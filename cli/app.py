@@ -22,6 +22,7 @@ from .pull import pull
 from .run import run
 from .serve import serve
 from .trace import trace
+from .worker import worker
 
 app = typer.Typer(
     name="gguf-mtp",
@@ -31,7 +32,20 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (chat, run, serve, convert, graft, extract, pull, inspect, plan, bench, trace):
+for command in (
+    chat,
+    run,
+    serve,
+    convert,
+    graft,
+    extract,
+    pull,
+    inspect,
+    plan,
+    bench,
+    trace,
+    worker,
+):
     app.command()(command)
 
 

@@ -9,23 +9,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from .placing import PlacementArgs
+
 if TYPE_CHECKING:
     from ..loader import LoadOptions
     from ..params import SamplingParams
-
-
-class DraftMode(str, Enum):
-    """Values of --draft."""
-
-    auto = "auto"
-    mtp = "mtp"
-    off = "off"
 
 
 @dataclass(frozen=True)
@@ -48,16 +41,21 @@ class ModelArgs:
         int, typer.Option("-t", "--threads", help="Threads; 0: one per physical core.")
     ] = 0
     draft: Annotated[
-        DraftMode,
-        typer.Option("--draft", help="auto: draft if the file can; mtp: demand it; off: never."),
-    ] = DraftMode.auto
+        str,
+        typer.Option(
+            "--draft",
+            metavar="NAMES",
+            help="auto, off, or who drafts, the preferred first: ngram (copies), mtp, model.",
+        ),
+    ] = "auto"
     draft_model: Annotated[
         Path | None,
         typer.Option(
             "--draft-model",
             "--model-draft",
             metavar="FILE",
-            help="A file with the model's MTP block; an mtp-*.gguf beside it is found.",
+            help="A smaller model with the same vocabulary, or a file with the model's MTP block; "
+            "an mtp-*.gguf beside it is found.",
             show_default=False,
         ),
     ] = None
@@ -81,15 +79,6 @@ class ModelArgs:
             "--draft-p-min", "--spec-draft-p-min", help="Least confidence to draft on with."
         ),
     ] = 0.0
-    n_gpu_layers: Annotated[
-        int,
-        typer.Option(
-            "-ngl",
-            "--n-gpu-layers",
-            "--gpu-layers",
-            help="Layers on the GPU, MTP block and output counted; -1: all.",
-        ),
-    ] = -1
     strict: Annotated[
         bool,
         typer.Option(
@@ -98,7 +87,7 @@ class ModelArgs:
         ),
     ] = False
 
-    def load_options(self) -> LoadOptions:
+    def load_options(self, placement_args: PlacementArgs | None = None) -> LoadOptions:
         """Raises `RequestError` for values out of range."""
         from platformdirs import user_cache_dir
 
@@ -107,8 +96,8 @@ class ModelArgs:
         return LoadOptions(
             n_ctx=self.ctx,
             n_threads=self.threads,
-            n_gpu_layers=self.n_gpu_layers,
-            draft=self.draft.value,
+            placement=(placement_args or PlacementArgs()).placement(),
+            draft=self.draft,
             draft_model=self.draft_model,
             draft_min=self.draft_min,
             draft_max=self.draft_max,

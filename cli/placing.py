@@ -113,6 +113,7 @@ class PlacementArgs:
             metavar="HOST:PORT,...", help="Workers whose devices to use.", show_default=False
         ),
     ] = None
+    rpc_child: Annotated[bool, typer.Option("--rpc-child", hidden=True)] = False
     kv_offload: Annotated[
         bool, typer.Option(help="Keep the KV cache beside its layer's attention.")
     ] = True
@@ -144,6 +145,13 @@ class PlacementArgs:
     allow_thrash: Annotated[
         bool, typer.Option("--allow-thrash", help="Run a model that memory cannot hold.")
     ] = False
+
+    def distant(self) -> tuple[str, ...]:
+        """The workers, when the engine shall run in a child process for their sake: ggml ends the
+        process that loses one. Raises `RequestError`."""
+        from ..rpc import parse_endpoints
+
+        return parse_endpoints(self.rpc) if self.rpc is not None and not self.rpc_child else ()
 
     def placement(self) -> Placement:
         """Raises `RequestError` for wishes that make no sense or contradict each other."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .options import ModelArgs, SamplingArgs, spread
+from .placing import PlacementArgs
 
 if TYPE_CHECKING:
     import uvicorn
@@ -82,7 +83,12 @@ class ServerArgs:
 
 
 @spread
-def serve(model_args: ModelArgs, sampling_args: SamplingArgs, server_args: ServerArgs) -> None:
+def serve(
+    model_args: ModelArgs,
+    placement_args: PlacementArgs,
+    sampling_args: SamplingArgs,
+    server_args: ServerArgs,
+) -> None:
     """Serve a model to any OpenAI client, several at once."""
     import asyncio
 
@@ -91,11 +97,15 @@ def serve(model_args: ModelArgs, sampling_args: SamplingArgs, server_args: Serve
     from ..server.guard import Access
     from ..server.worker import Worker
     from .start import describe, open_session, placement
+    from .supervise import supervise
     from .watch import open_files, watch
 
     args = server_args
+    if workers := placement_args.distant():
+        with listen(args.host, args.port) as listener:
+            raise typer.Exit(supervise(listener, workers, _url(listener)))
     options = dataclasses.replace(
-        model_args.load_options(),
+        model_args.load_options(placement_args),
         n_seq=args.parallel,
         # llama.cpp's threads wait for each other all the time: one that shares its core with the
         # server's own loop holds all of them up.
@@ -105,7 +115,7 @@ def serve(model_args: ModelArgs, sampling_args: SamplingArgs, server_args: Serve
     with (
         listen(args.host, args.port) as listener,
         open_files(args.log, args.trace) as files,
-        open_session(model_args, options) as session,
+        open_session(model_args, options=options) as session,
     ):
         worker = Worker(session.engine, args.parallel, args.queue)
         served = _served(session, args.alias, sampling_args)
@@ -117,7 +127,7 @@ def serve(model_args: ModelArgs, sampling_args: SamplingArgs, server_args: Serve
             n_lost_lines=files.n_lost,
         )
         app = create_app(worker, served, server_options)
-        typer.echo(f"{describe(session)}\n{placement(session, model_args.n_gpu_layers)}")
+        typer.echo(f"{describe(session)}\n{placement(session)}")
         typer.echo(f"listening on {_url(listener)}, {args.parallel} answers at once")
         if warning := exposure(args.host, access.api_key):
             typer.echo(f"warning: {warning}", err=True)
@@ -152,20 +162,23 @@ def listen(host: str, port: int) -> socket.socket:
         raise GgufMtpError(f"cannot listen on {where}: {reason}") from None
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def exposure(host: str, api_key: str | None) -> str | None:
     """What to warn of when others can reach the server and nothing keeps them out."""
-    try:
-        is_local = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        is_local = host == "localhost"
-    if is_local or api_key:
+    if is_loopback(host) or api_key:
         return None
     return f"anybody who can reach {host} may use this server: set --api-key"
 
 
 def _served(session: Session, alias: str | None, sampling_args: SamplingArgs) -> Served:
     from ..conversation import ChatTemplate
-    from ..grammar import Grammars
     from ..server.plan import Served
 
     vocab, facts = session.vocab, session.facts
@@ -178,7 +191,7 @@ def _served(session: Session, alias: str | None, sampling_args: SamplingArgs) ->
         defaults=sampling_args.over(session.sampling_defaults()),
         max_tokens=None if sampling_args.max_tokens == -1 else sampling_args.max_tokens,
         created=int(time.time()),
-        grammars=Grammars(vocab, facts.n_vocab, session.engine.limits.end_tokens),
+        grammars=session.grammars,
     )
 
 

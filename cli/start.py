@@ -5,18 +5,21 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from ..llama import accelerators
 from ..loader import LoadOptions, load
 from ..session import Session
 from .options import ModelArgs
+from .placing import PlacementArgs
 
 
-def open_session(args: ModelArgs, options: LoadOptions | None = None) -> Session:
-    """Loads the model, or the demo model without one. `options` are those of `args` unless given.
+def open_session(
+    args: ModelArgs, placing: PlacementArgs | None = None, options: LoadOptions | None = None
+) -> Session:
+    """Loads the model, or the demo model without one. `options` are those of `args` and `placing`
+    unless given.
 
     Raises `GgufMtpError`.
     """
-    options = options or args.load_options()  # before anything is converted or loaded
+    options = options or args.load_options(placing)  # before anything is converted or loaded
     session = load(args.model or demo_path("f32" if args.strict else "q8_0"), options)
     if session.side is not None and options.draft_model is None:
         print(f"drafting with {session.side.path}, found beside the model", file=sys.stderr)
@@ -36,8 +39,10 @@ def describe(session: Session) -> str:
     """The start-up line: what was loaded, and what drafts."""
     facts, engine = session.facts, session.engine
     block = f"the MTP block in {Path(session.side.path).name}" if session.side else "its MTP block"
+    words = {"ngram": "copies", "mtp": block, "model": "a draft model"}
+    drafters = " and ".join(words[name] for name in engine.drafting.names)
     drafting = (
-        f"drafting with {block}, up to {engine.depth.n_max} tokens a round"
+        f"drafting with {drafters}, up to {engine.depth.n_max} tokens a round"
         if engine.is_drafting
         else "not drafting"
     )
@@ -47,14 +52,6 @@ def describe(session: Session) -> str:
     )
 
 
-def placement(session: Session, n_gpu_layers: int) -> str:
-    """Where the layers lie, the MTP block and the output counted as layers, as llama.cpp does."""
-    facts = session.facts
-    n_mtp = session.side.n_mtp if session.side else facts.n_mtp
-    n_layers = facts.n_layer + (n_mtp if session.engine.is_drafting else 0) + 1
-    devices = accelerators()
-    n_offloaded = n_layers if n_gpu_layers < 0 else min(n_gpu_layers, n_layers)
-    if not devices or n_offloaded == 0:
-        return f"all {n_layers} layers on the CPU"
-    rest = n_layers - n_offloaded
-    return f"{n_offloaded} layers on {', '.join(devices)}, {rest or 'none'} on the CPU"
+def placement(session: Session) -> str:
+    """Where everything lies, in a line; one more when llama.cpp put something elsewhere."""
+    return "\n".join(session.lying.lines()) if session.lying else ""

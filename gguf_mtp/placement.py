@@ -78,31 +78,37 @@ class Settled:
 
 
 class Lying(NamedTuple):
-    """Where everything really went: `strays` are tensors that lie elsewhere than planned, with the
-    device they lie on."""
+    """Where everything really went: `found[file, name]` is the device that llama.cpp says a tensor
+    lies on; empty where it cannot be asked."""
 
     plan: OffloadPlan
     is_checked: bool
-    strays: dict[str, str]
+    found: Mapping[tuple[str, str], str]
+
+    @property
+    def strays(self) -> dict[str, str]:
+        """Tensors that lie elsewhere than planned, with the device they lie on."""
+        planned = {(t.file, t.name): t.device for t in self.plan.tensors}
+        return {key[1]: d for key, d in self.found.items() if planned.get(key, d) != d}
 
     def lines(self) -> list[str]:
         """For people: one line, and one more for what went otherwise than planned."""
-        out = [report.line(self.plan)]
-        if self.strays:
-            name, device = next(iter(self.strays.items()))
-            more = f" and {len(self.strays) - 1} more" if len(self.strays) > 1 else ""
+        out, strays = [report.line(self.plan)], self.strays
+        if strays:
+            name, device = next(iter(strays.items()))
+            more = f" and {len(strays) - 1} more" if len(strays) > 1 else ""
             out.append(f"not as planned: {name} lies on {device}{more}")
         return out
 
 
 def find_out(settled: Settled, model: Model, block: Model | None) -> Lying:
     """Asks llama.cpp where each tensor of the plan lies, and warns of those that lie elsewhere."""
-    plan, strays = settled.plan, {}
+    plan, found = settled.plan, {}
     for owner, is_side in ((model, False), (block, True)):
-        planned = {t.name: t.device for t in plan.tensors if (t.file == plan.side) == is_side}
-        found = owner.places(planned) if owner and planned else {}
-        strays |= {name: found[name] for name in found if found[name] != planned[name]}
-    lying = Lying(plan, settled.is_checked, strays)
+        files = {t.name: t.file for t in plan.tensors if (t.file == plan.side) == is_side}
+        places = owner.places(files) if owner and files else {}
+        found |= {(files[name], name): device for name, device in places.items()}
+    lying = Lying(plan, settled.is_checked, found)
     for line in lying.lines()[1:]:
         log.warning("%s", line)
     return lying

@@ -7,13 +7,14 @@ ggml ends the process when a worker is lost, unreachable or of another version: 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import llama_cpp as L
 
 from gguf_mtp.errors import LoadFailed
-from gguf_mtp.llama.devices import ggml, handles
+from gguf_mtp.llama.devices import free_memory, ggml, handles
+from gguf_mtp.memory import resident
 from gguf_mtp.offload.devices import CPU
 
 __all__ = ["connect", "lendable", "serve"]
@@ -48,14 +49,11 @@ def lendable() -> dict[str, int]:
     return {**handles(), CPU: by_type(0)}
 
 
-def serve(
-    endpoint: str,
-    devices: Sequence[str],
-    n_threads: int,
-    memory: Callable[[], tuple[int, int]] | None,
-) -> None:
-    """Lends devices at "host:port" until the process ends. `memory` tells each one's (free, total)
-    bytes in place of what the device says."""
+def serve(endpoint: str, devices: Sequence[str], n_threads: int, limit: int | None) -> None:
+    """Lends devices at "host:port" until the process ends, with one client at a time.
+
+    `limit`: bytes of memory to lend of each device, in place of what it says itself.
+    """
     start = _rpc(
         "ggml_backend_rpc_start_server",
         None,
@@ -67,20 +65,28 @@ def serve(
     )
     there = lendable()
     array = (ctypes.c_void_p * len(devices))(*[there[name] for name in devices])
-    kept = [_tell(there[name], memory) for name in devices] if memory else []
+    kept = [_limit(there[name], name, limit) for name in devices] if limit is not None else []
     start(endpoint.encode(), None, n_threads, len(devices), ctypes.addressof(array))
     del kept
 
 
-def _tell(handle: int, memory: Callable[[], tuple[int, int]]) -> Any:
-    """Makes a device say other sizes: its table of functions is the device's first field. The RPC
-    server has no limit of its own."""
+def _limit(handle: int, name: str, limit: int) -> Any:
+    """Makes a device say that it has `limit` bytes: the RPC server has no limit of its own, so the
+    device's table of functions, its first field, gets another answer. What of the limit is taken
+    is reckoned from this process's memory (CPU), or from the device's own answer."""
+    table = (ctypes.c_void_p * (_GET_MEMORY + 1)).from_address(handle)
+    before = resident() if name == CPU else free_memory(handle)
+    own = _MEMORY(table[_GET_MEMORY] or 0)
 
-    def say(_: int, free: Any, total: Any) -> None:
-        free[0], total[0] = memory()
+    def say(device: int, free: Any, total: Any) -> None:
+        if name == CPU:
+            taken = resident() - before
+        else:
+            own(device, free, total)
+            taken = before - free[0]
+        total[0], free[0] = limit, max(limit - max(taken, 0), 0)
 
     callback = _MEMORY(say)
-    table = (ctypes.c_void_p * (_GET_MEMORY + 1)).from_address(handle)
     table[_GET_MEMORY] = ctypes.cast(callback, ctypes.c_void_p)
     return callback
 

@@ -1,0 +1,78 @@
+"""Running on other machines' devices: the engine in a child process, this one in front of it.
+
+ggml ends the process when a worker is lost. So with `--rpc` the command runs once more as a child;
+when that dies, this process says which worker was lost. It knows no model and loads no llama.cpp.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from typing import IO
+
+__all__ = ["CHILD", "command", "forward", "run_in_child", "what_was_lost"]
+
+CHILD = "--rpc-child"
+"""The hidden option that tells a command to run the engine itself."""
+
+_ABORT = re.compile(r"ggml-rpc|Remote RPC server|GGML_ASSERT|rpc_dispatcher")
+
+
+def command(*more: str) -> list[str]:
+    """This command line once more, as the child's. Of an option given twice the last one counts."""
+    program = "from gguf_mtp.cli.app import main; main()"
+    return [sys.executable, "-c", program, *sys.argv[1:], CHILD, *more]
+
+
+def run_in_child(endpoints: Sequence[str]) -> int:
+    """Runs this command in a child that has the terminal; the exit code.
+
+    Raises `LoadFailed` in one sentence when ggml ended it because a worker was lost.
+    """
+    from ..errors import LoadFailed
+
+    child = subprocess.Popen(command(), stderr=subprocess.PIPE, text=True)
+    held = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the child takes Ctrl+C
+    try:
+        assert child.stderr is not None
+        forward(child.stderr, lambda line: print(line, end="", file=sys.stderr, flush=True))
+        code = child.wait()
+    finally:
+        signal.signal(signal.SIGINT, held)
+    if code < 0:
+        raise LoadFailed(what_was_lost(endpoints, -code))
+    return code
+
+
+def forward(lines: IO[str], show: Callable[[str], object]) -> None:
+    """Passes lines on until ggml aborts; what it prints then is for its developers."""
+    aborted = False
+    for line in lines:
+        aborted = aborted or bool(_ABORT.search(line))
+        if not aborted:
+            show(line)
+
+
+def what_was_lost(endpoints: Sequence[str], number: int) -> str:
+    """A sentence: the workers that do not answer any more, or the signal that ended the child."""
+    lost = [endpoint for endpoint in endpoints if not answers(endpoint)]
+    if lost:
+        which = (
+            f"worker at {lost[0]} was" if len(lost) == 1 else f"workers at {', '.join(lost)} were"
+        )
+        return f"the {which} lost, and the answer with it"
+    return f"the engine's process was ended by signal {number}, though every worker answers"
+
+
+def answers(endpoint: str) -> bool:
+    from ..errors import LoadFailed
+    from ..rpc import look
+
+    try:
+        look(endpoint, timeout=2)
+    except LoadFailed:
+        return False
+    return True
