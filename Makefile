@@ -3,6 +3,7 @@
 #   make chat          talk to the demo model          MODEL=file.gguf  ARGS="--temp 0"
 #   make test          lint and all tests but the slow ones, with each part's seconds
 #   make test-slow     soak tests, large statistics, a fresh install
+#   make test-web      the web page in a headless Chromium
 #   make test-clients  langchain-openai, litellm and npm's openai against the server
 #   make lint          ruff format --check, ruff check, mypy --strict
 #   make bench         tokens/s and acceptance         ARGS="..."
@@ -33,7 +34,7 @@ LLAMA := $(VENV)/.llama-$(KEY)
 QUIET := </dev/null >&2
 PIP := $(PY) -m pip install -qq --disable-pip-version-check
 
-.PHONY: help setup dev chat test test-slow test-clients lint bench
+.PHONY: help setup dev chat test test-slow test-web test-clients lint bench
 help:
 	@sed -n 's/^#   make/make/p' Makefile
 
@@ -74,6 +75,9 @@ test:
 
 test-slow: $(VENV)/.dev
 	@$(PY) -m pytest -m slow $(ARGS)
+
+test-web: $(VENV)/.dev
+	@.ci/test-web $(ARGS)
 
 test-clients: $(VENV)/.dev
 	@.ci/test-clients

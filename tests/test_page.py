@@ -16,7 +16,8 @@ from tests.serving import Server, error_of, served_of, serving
 
 pytestmark = pytest.mark.server
 
-FILES = ["/", "/web/page.css", "/web/page.js", "/web/stream.js", "/web/store.js"]
+FILES = ["/", "/web/page.css", "/web/page.js"]
+FILES += ["/web/store.js", "/web/stream.js", "/web/strip.js"]
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
 // The page: what is shown, and what happens at a click. Text from the model is only ever text.
 
-import { Refusal, call, chat, speedUp } from "./stream.js";
 import { loadChats, loadKey, loadSettings, saveChats, saveKey, saveSettings } from "./store.js";
+import { Refusal, call, chat } from "./stream.js";
+import { Meter, showSpeedUp } from "./strip.js";
 
 const $ = (id) => document.getElementById(id);
 const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "draft_max"];
@@ -89,47 +90,6 @@ function following(change) {
   if (isAtEnd) log.scrollTop = log.scrollHeight;
 }
 
-// -- the strip ----------------------------------------------------------------------------------
-
-/** Counts one answer as it comes, and shows what drafting does. */
-class Meter {
-  constructor() {
-    this.tokens = this.rounds = this.drafted = this.accepted = 0;
-    this.start = null;
-    for (const id of ["speed", "acceptance", "depth"]) $(id).textContent = "–";
-  }
-
-  add(choice) {
-    const now = performance.now();
-    this.start ??= now;
-    for (const name of ["tokens", "rounds", "drafted", "accepted"]) {
-      this[name] += choice.counts?.[name] ?? 0;
-    }
-    const seconds = (now - this.start) / 1000;
-    if (seconds > 0.05) this.show(this.tokens / seconds, this.drafted / this.rounds);
-  }
-
-  /** The server's own account has the last word. */
-  end(timings) {
-    this.drafted = timings.drafted;
-    this.accepted = timings.accepted;
-    this.show(timings.tokens_per_s, timings.depth);
-  }
-
-  show(speed, depth) {
-    $("speed").textContent = speed.toFixed(1);
-    $("depth").textContent = Number.isFinite(depth) ? depth.toFixed(1) : "–";
-    $("acceptance").textContent = this.drafted
-      ? `${Math.round((100 * this.accepted) / this.drafted)} %`
-      : "–";
-  }
-}
-
-async function showSpeedUp() {
-  const gain = await speedUp(key).catch(() => null);
-  $("speed-up").textContent = gain === null ? "–" : `${gain.toFixed(2)} ×`;
-}
-
 // -- asking -------------------------------------------------------------------------------------
 
 function request() {
@@ -154,7 +114,7 @@ async function answer() {
   running = new AbortController();
   busy(true);
   const meter = new Meter();
-  const timer = setInterval(showSpeedUp, 1000);
+  const timer = setInterval(() => showSpeedUp(key), 1000);
   try {
     for await (const event of chat(body, key, running.signal)) {
       const choice = event.choices[0];
@@ -174,7 +134,7 @@ async function answer() {
     shown.note.hidden = !message.note;
     saveChats(chats);
     if (asked === current) following(() => addActions(shown.article));
-    showSpeedUp();
+    showSpeedUp(key);
   }
 }
 
@@ -249,7 +209,7 @@ async function showModel() {
     const { data } = await (await call("v1/models", key)).json();
     $("model").textContent = data[0].id;
     document.title = data[0].id;
-    showSpeedUp();
+    showSpeedUp(key);
   } catch (error) {
     $("model").textContent = error.status === 401 ? "a key is needed" : error.message;
     if (error.status === 401) askForKey();
@@ -292,7 +252,7 @@ $("chats").onchange = () => {
   showChat();
 };
 $("settings-open").onclick = openSettings;
-$("settings").onclose = takeSettings;
+$("settings").querySelector("form").onsubmit = takeSettings;
 addEventListener("pagehide", () => saveChats(chats)); // an answer half written is kept too
 
 for (const [source, name] of Object.entries(SOURCES)) $("legend").append(element("span", `token ${source}`, name), " ");
