@@ -7,9 +7,11 @@
 #   make test-clients  langchain-openai, litellm and npm's openai against the server
 #   make lint          ruff format --check, ruff check, mypy --strict
 #   make bench         tokens/s and acceptance         ARGS="..."
+#   make cuda          llama.cpp for the card that is here, for all later targets; without a card
+#                      for CUDA_ARCH=90; CUDA_FA=OFF leaves out flash attention's kernels
 #
 # llama-cpp-python is built from source once per CPU and CMAKE_ARGS (.ci/llama-wheel) and reused.
-# For a GPU: make chat CMAKE_ARGS="-DGGML_RPC=ON -DGGML_CUDA=on". Where the index's torch is a GPU
+# For a GPU: make cuda, once. Where the index's torch is a GPU
 # build of gigabytes: TORCH_ARGS="--index-url <the CPU builds' index>".
 
 SHELL := bash
@@ -19,9 +21,12 @@ SHELL := bash
 .SUFFIXES:
 
 PYTHON ?= python3
-VENV := .venv
+VENV ?= .venv
 PY := $(VENV)/bin/python
-CMAKE_ARGS ?= -DGGML_RPC=ON
+# What `make cuda` was built with holds for every later target.
+CMAKE_ARGS ?= $(or $(shell cat $(VENV)/.cmake-args 2>/dev/null),-DGGML_RPC=ON)
+CUDA_ARCH ?= $(or $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | tr -d .),90)
+CUDA_FA ?= ON
 export CMAKE_ARGS
 TORCH_ARGS ?=
 ARGS ?=
@@ -34,7 +39,7 @@ LLAMA := $(VENV)/.llama-$(KEY)
 QUIET := </dev/null >&2
 PIP := $(PY) -m pip install -qq --disable-pip-version-check
 
-.PHONY: help setup dev chat test test-slow test-web test-clients lint bench
+.PHONY: help setup dev chat cuda test test-slow test-web test-clients lint bench
 help:
 	@sed -n 's/^#   make/make/p' Makefile
 
@@ -63,6 +68,12 @@ $(VENV)/.dev: $(VENV)/.run
 
 chat: $(VENV)/.run
 	@$(VENV)/bin/gguf-mtp chat $(MODEL) $(ARGS)
+
+cuda: CMAKE_ARGS := -DGGML_RPC=ON -DGGML_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=$(CUDA_ARCH) -DGGML_CUDA_FA=$(CUDA_FA)
+cuda: | $(PY)
+	@command -v nvcc >/dev/null || { echo "make cuda needs nvcc, of NVIDIA's CUDA toolkit" >&2; exit 1; }
+	@$(MAKE) --no-print-directory setup CMAKE_ARGS="$(CMAKE_ARGS)"
+	@echo "$(CMAKE_ARGS)" >$(VENV)/.cmake-args
 
 bench: $(VENV)/.run
 	@$(VENV)/bin/gguf-mtp bench $(ARGS)

@@ -1,6 +1,7 @@
 """`gguf-mtp inspect`: what a GGUF's header says, and whether its MTP block can draft.
 
-It reads headers only, so it answers at once for files larger than memory.
+It reads headers only, so it answers at once for files larger than memory; and says where a run
+would put the model on this machine.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from ..types import ModelFacts
+
 __all__ = ["inspect"]
 
 
@@ -26,17 +29,30 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show what a model holds, and whether its MTP block can draft."""
-    from ..metadata import read_any, summary
+    from ..metadata import is_side_file, read_any, summary
 
     if model is None:
         from ..demo import demo_model
 
         model = demo_model()
-    found = summary(read_any(model))
+    facts = read_any(model)
+    found = summary(facts)
+    if not is_side_file(facts):
+        found["placement"] = _placement(facts)
     if as_json:
         typer.echo(json.dumps(found, ensure_ascii=False, indent=2))
     else:
         _show(found)
+
+
+def _placement(facts: ModelFacts) -> str:
+    """Where a run with the defaults would put it on this machine, in a line."""
+    from .. import llama, sizing
+    from ..offload import Host, Machine, Subject, fit, report
+
+    n_ctx = min(facts.context_length, sizing.N_CTX)
+    contexts = sizing.contexts(n_ctx, 1, 8, has_block=facts.can_draft)
+    return report.line(fit(Subject(facts, contexts), Machine(llama.devices(), Host())))
 
 
 def _show(found: Mapping[str, Any]) -> None:
@@ -51,7 +67,10 @@ def _show(found: Mapping[str, Any]) -> None:
         markup=False,
     )
     drafts = "drafts" if found["can_draft"] else "does not draft"
-    console.print(f"{drafts}: {found['reason']}\n", markup=False)
+    console.print(f"{drafts}: {found['reason']}", markup=False)
+    if "placement" in found:
+        console.print(f"would lie: {found['placement']}", markup=False)
+    console.print()
     console.print(_table(found["tensors"]))
 
 
