@@ -103,7 +103,8 @@ class Lying(NamedTuple):
 
 def find_out(settled: Settled, model: Model, block: Model | None) -> Lying:
     """Asks llama.cpp where each tensor of the plan lies, and warns of those that lie elsewhere."""
-    plan, found = settled.plan, {}
+    plan = settled.plan
+    found: dict[tuple[str, str], str] = {}
     for owner, is_side in ((model, False), (block, True)):
         files = {t.name: t.file for t in plan.tensors if (t.file == plan.side) == is_side}
         places = owner.places(files) if owner and files else {}
@@ -269,7 +270,7 @@ def _contexts(subject: Subject, wishes: Placement) -> Contexts:
 def _chosen(wishes: Placement) -> tuple[Device, ...]:
     """The devices to use, in order. Workers are looked at by socket: a connection of ggml's own
     would keep the check's out."""
-    remote = []
+    remote: list[Device] = []
     for endpoint in wishes.rpc:
         for free, _ in rpc.look(endpoint).memory:
             remote.append(
