@@ -18,6 +18,7 @@ from ..loader import LoadOptions, load
 from ..params import SamplingParams
 from ..session import Session
 from ..stats import Stats
+from ..wishes import Placement
 from .workloads import Workload, workload
 
 
@@ -57,6 +58,7 @@ class Plan:
     n_tokens: int = 64
     n_threads: int = 0
     n_ctx: int = 1024
+    placement: Placement = field(default_factory=Placement)
 
 
 @dataclass(slots=True)
@@ -141,6 +143,7 @@ def _open(path: Path, way: Way, plan: Plan) -> Session:
             draft_min=way.draft_min,
             draft_max=way.draft_max,
             draft_model=way.draft_model,
+            placement=plan.placement,
         ),
     )
 

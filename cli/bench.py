@@ -9,11 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .options import spread
+from .placing import PlacementArgs
+
 if TYPE_CHECKING:
     from ..bench.run import Cell, Plan
 
 
+@spread
 def bench(
+    placement_args: PlacementArgs,
     model: Annotated[
         Path | None,
         typer.Argument(help="A GGUF file; the demo model without one.", show_default=False),
@@ -53,7 +58,13 @@ def bench(
     """Measure tokens/s and acceptance: plain, fixed depths and automatic, side by side."""
     from ..bench.run import AUTO, PLAIN, Plan, automatic, fixed, measure
     from ..bench.table import document
+    from ..errors import RequestError
 
+    if placement_args.rpc:
+        raise RequestError(
+            "bench loads the model once for every way, but a worker serves one at a time"
+        )
+    placement = placement_args.placement()
     path = _model(model, widened)
     if parallel:
         _measure_widths(
@@ -72,6 +83,7 @@ def bench(
         n_prompts=prompts,
         n_tokens=max_tokens,
         n_threads=threads,
+        placement=placement,
     )
     cells = measure(path, plan, _counter())
     result = document(path.name, cells, "gguf-mtp " + " ".join(sys.argv[1:]))

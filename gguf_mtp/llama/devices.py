@@ -11,6 +11,7 @@ from typing import Any
 
 import llama_cpp as L
 from llama_cpp import llama_cpp as binding
+from llama_cpp._ggml import libggml
 
 from gguf_mtp.offload.devices import MARGIN, Device
 
@@ -19,7 +20,10 @@ _GPU, _INTEGRATED = 1, 2  # enum ggml_backend_dev_type
 
 def ggml(name: str, result: Any, *arguments: Any) -> Any:
     """A function of the ggml that llama.cpp itself uses. Raises `AttributeError` if it has none."""
-    function = getattr(binding._lib, name)
+    try:
+        function = getattr(binding._lib, name)
+    except AttributeError:  # Windows looks into the named library alone
+        function = getattr(libggml, name)
     function.restype, function.argtypes = result, list(arguments)
     return function
 
