@@ -22,6 +22,8 @@ from .distant import answers, command, what_was_lost
 
 __all__ = ["supervise"]
 
+RETRY_S = 5.0
+"""How long to wait when the engine could not be started again."""
 POLL_S = 1.0
 """How often a lost worker is looked for."""
 HEAD = 64 * 1024
@@ -85,14 +87,20 @@ class _Supervisor:
         try:
             while True:
                 if not await self._start():
-                    return 1
+                    if server is None:
+                        return 1  # it has said why
+                    self._why = "the engine could not be started again"
+                    if await self._stopped_within(RETRY_S):
+                        return 0
+                    continue
                 if server is None:
                     server = await asyncio.start_server(self._client, sock=listener, limit=HEAD)
                     _say(f"listening on {self._url}")
                 if await self._ended_or_stopped():
                     return await self._stop()
                 assert self._child is not None
-                self._lost(what_was_lost(self._endpoints, -(self._child.returncode or 0)))
+                number = -(self._child.returncode or 0)
+                self._lost(await asyncio.to_thread(what_was_lost, self._endpoints, number))
                 if not await self._workers_back():
                     return 0
         finally:
@@ -148,9 +156,13 @@ class _Supervisor:
             back = await asyncio.to_thread(lambda: all(map(answers, self._endpoints)))
             if back:
                 return True
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), POLL_S)
+            await self._stopped_within(POLL_S)
         return False
+
+    async def _stopped_within(self, seconds: float) -> bool:
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), seconds)
+        return self._stopping.is_set()
 
     # -- clients -----------------------------------------------------------------------------------
 

@@ -204,6 +204,8 @@ def test_v3_itself_is_reckoned_within_five_percent(tmp_path: Path, lent: list[Wo
     with plan_conversion(folder, ConvertOptions("q4_k_m")) as job, out.open("wb") as file:
         file.write(job.shards[0].header)
         file.truncate(job.n_bytes)
+    with pytest.raises(LoadFailed, match="every token would wait for the disk"):
+        gguf_mtp.load(out)
     what = Subject(metadata.read(out), sizing.contexts(32768, 1, 4, True))
     for hand in (ByHand(-1, cpu_moe=-1), ByHand(-1, cpu_moe=57), ByHand(20)):
         device = Device("RPC0", 10**13, copies_experts=False)
@@ -215,3 +217,17 @@ def test_v3_itself_is_reckoned_within_five_percent(tmp_path: Path, lent: list[Wo
         assert plan.cache("RPC0") == cache
         assert 0.95 * buffers < plan.compute["RPC0"] < 1.35 * buffers
         assert plan.used("RPC0") == pytest.approx(sum(found["RPC0"]), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("placement", "says"),
+    [
+        (Placement(main_gpu=3), "--main-gpu 3: there are 0 devices"),
+        (Placement(devices=("CUDA0",)), "--device CUDA0 is not there; there are none but the CPU"),
+        (Placement(overrides=(("exps", "CUDA0"),)), "exps=CUDA0 names no device"),
+        (Placement(split=(1.0, 1.0)), "names 2 shares, but the devices are none"),
+    ],
+)
+def test_devices_that_are_not_there(path: Path, placement: Placement, says: str) -> None:
+    with pytest.raises(RequestError, match=says):
+        settle(subject(path), placement)
