@@ -81,7 +81,7 @@ def _auto(
         side = side or (None if facts.can_draft else _beside(facts))
         main = "mtp" if side is not None or _has_block(facts) else ""
     if not main:
-        log.info("only what can be copied is drafted: %s", facts.reason)
+        log.warning("only what can be copied is drafted: %s", facts.reason)
         return Lineup(("ngram",))
     # A fixed length leaves nobody to say when copying pays.
     return Lineup((main,) if is_fixed else ("ngram", main), side, model)

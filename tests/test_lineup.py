@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -80,7 +79,6 @@ def test_a_fixed_length_is_the_blocks_alone(tmp_path: Path) -> None:
 
 
 def test_a_model_without_a_block_copies(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
     assert lined_up(trunk(tmp_path / "a.gguf")) == Lineup(("ngram",))
     assert caplog.messages == ["only what can be copied is drafted: the file has no MTP block"]
 
