@@ -85,7 +85,7 @@ def test_a_sibling_is_found_and_said_so(
     model, sibling = tmp_path / "demo.gguf", tmp_path / "mtp-demo.gguf"
     model.symlink_to(folder / "demo.gguf")
     sibling.symlink_to(side(folder))
-    with caplog.at_level(logging.INFO, "gguf_mtp.loader"):
+    with caplog.at_level(logging.INFO, "gguf_mtp.lineup"):
         assert answers(model) == combined
     assert f"drafting with {sibling}, found beside the model" in caplog.messages
     command = [sys.executable, "-c", "from gguf_mtp.cli.app import main; main()", "run", str(model)]
@@ -136,8 +136,9 @@ def test_a_side_file_is_no_model(folder: Path) -> None:
 
 
 def test_a_trunk_is_no_draft_file(folder: Path) -> None:
+    both = LoadOptions(draft="mtp", draft_model=folder / "demo.gguf")
     with pytest.raises(UnsupportedModel, match="cannot draft for another file: the file has no"):
-        load(folder / "demo.gguf", LoadOptions(draft_model=folder / "demo.gguf"))
+        load(folder / "demo.gguf", both)
     with pytest.raises(UnsupportedModel, match="cannot draft: the file has no MTP block"):
         load(folder / "demo.gguf", LoadOptions(draft="mtp"))
 
@@ -153,7 +154,7 @@ def test_a_strange_sibling_is_named_and_left(
     (tmp_path / "demo.gguf").symlink_to(folder / "demo.gguf")
     (tmp_path / "mtp-other.gguf").write_bytes(b"GGUF no more")
     with load(tmp_path / "demo.gguf") as session:
-        assert not session.engine.is_drafting
+        assert session.engine.drafting.names == ("ngram",)
     assert caplog.messages[0].startswith("mtp-other.gguf beside the model is not used: ")
 
 

@@ -58,5 +58,5 @@ def test_chatml(smollm2: Path) -> None:
         tool = {"type": "function", "function": {"name": "weather", "parameters": {}}}
         with pytest.raises(openai.BadRequestError, match="tools"):
             client.chat.completions.create(model="m", messages=ask, tools=[tool])
-        assert "running without drafting" in running.stop()
+        assert "drafting with copies" in running.stop()
         assert running.process.returncode == 0
