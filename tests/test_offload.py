@@ -32,6 +32,7 @@ models = st.builds(
     attention=st.integers(1, 20).map(lambda n: n * MIB),
     tied=st.booleans(),
     kv_offload=st.booleans(),
+    n_cells=st.sampled_from([256, 16384]),
 )
 
 
