@@ -22,7 +22,7 @@ from gguf_mtp.offload.predict import ACCEPTANCE, predict, seconds
 from gguf_mtp.offload.report import document, rows
 from gguf_mtp.traffic import expert_share, is_routed, layer_of
 
-sizes = st.integers(0, 400).map(lambda n: n * MIB)
+sizes = st.integers(0, 600).map(lambda n: n * MIB)
 machines = st.lists(sizes, max_size=4).map(machine)
 models = st.builds(
     subject,
@@ -32,7 +32,7 @@ models = st.builds(
     attention=st.integers(1, 20).map(lambda n: n * MIB),
     tied=st.booleans(),
     kv_offload=st.booleans(),
-    n_cells=st.sampled_from([256, 16384]),
+    n_cells=st.sampled_from([256, 65536, 65536]),
 )
 
 
