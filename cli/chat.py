@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 import typer
 
 from .options import ModelArgs, SamplingArgs, spread
+from .placing import PlacementArgs
+from .shaping import ShapeArgs, Shaped
 
 if TYPE_CHECKING:
     from ..decision import Depth
@@ -60,7 +62,9 @@ class Account(Protocol):
 @spread
 def chat(
     model_args: ModelArgs,
+    placement_args: PlacementArgs,
     sampling_args: SamplingArgs,
+    shape_args: ShapeArgs,
     server: Annotated[
         str | None,
         typer.Option(
@@ -80,21 +84,27 @@ def chat(
     if server is not None:
         from .remote import RemoteSession
 
-        if model_args != ModelArgs(model_args.model):
+        if model_args != ModelArgs(model_args.model) or placement_args != PlacementArgs():
             raise typer.BadParameter("with --server, how the model runs is the server's business")
         name = str(model_args.model) if model_args.model else None
-        remote = RemoteSession(server, name, api_key, sampling_args.given())
+        fields = sampling_args.given() | shape_args.fields()
+        remote = RemoteSession(server, name, api_key, fields)
         screen.note(f"{remote.model} at {remote.url}")
         screen.note(HELP)
         converse(remote, screen, None, sampling_args.n_max)
         return
-    from .start import describe, open_session
+    from .distant import run_in_child
+    from .start import describe, open_session, placement
 
-    with open_session(model_args) as session:
+    if workers := placement_args.distant():
+        raise typer.Exit(run_in_child(workers))
+    with open_session(model_args, placement_args) as session:
         screen.note(describe(session))
+        screen.note(placement(session))
         screen.note(HELP)
         params = sampling_args.over(session.sampling_defaults())
-        converse(session, screen, params, sampling_args.n_max)
+        shaped = Shaped(session, shape_args.wishes(session))
+        converse(shaped, screen, params, sampling_args.n_max, placement(session))
 
 
 def _screen() -> Screen:
@@ -120,9 +130,13 @@ class Pipe:
 
 
 def converse(
-    session: Talker, screen: Screen, params: SamplingParams | None, max_tokens: int
+    session: Talker,
+    screen: Screen,
+    params: SamplingParams | None,
+    max_tokens: int,
+    where: str = "",
 ) -> None:
-    """Goes on until the end of input or /exit."""
+    """Goes on until the end of input or /exit. `where` says where the model lies."""
     history: list[dict[str, str]] = []
     while (line := screen.ask()) is not None:
         match line.strip():
@@ -135,6 +149,8 @@ def converse(
                 screen.note("the conversation is forgotten")
             case "/stats":
                 show_stats(session, screen)
+                if where:
+                    screen.note(f"lies    {where}")
             case "/help" | "/?":
                 screen.note(HELP)
             case command if command.startswith("/") and " " not in command:

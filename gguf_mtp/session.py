@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from typing import NamedTuple, Protocol
 
 from gguf_mtp import chat, reasoning
+from gguf_mtp.chat import Prompt
 from gguf_mtp.engine import Engine
 from gguf_mtp.errors import RequestError
 from gguf_mtp.following import Following
@@ -117,10 +118,10 @@ class Session:
         asked = _Asked(tokens, max_tokens, wishes.n_logprobs, following)
         return self._answer(asked, params or self.sampling_defaults())
 
-    def _prompt(self, messages: Sequence[Mapping[str, str]]) -> chat.Prompt:
+    def _prompt(self, messages: Sequence[Mapping[str, str]]) -> Prompt:
         return chat.render(self.vocab.chat_template, messages, self.vocab.bos, self.vocab.eos)
 
-    def _tokens(self, prompt: chat.Prompt) -> list[int]:
+    def _tokens(self, prompt: Prompt) -> list[int]:
         return self.vocab.tokenize(prompt.text, add_special=not prompt.has_bos)
 
     def _answer(self, asked: _Asked, params: SamplingParams) -> Iterator[Piece]:
