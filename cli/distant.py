@@ -6,25 +6,43 @@ when that dies, this process says which worker was lost. It knows no model and l
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import IO
 
-__all__ = ["CHILD", "command", "forward", "run_in_child", "what_was_lost"]
+__all__ = [
+    "answers",
+    "command",
+    "end_with_parent",
+    "environment",
+    "forward",
+    "is_abort",
+    "run_in_child",
+    "what_was_lost",
+]
 
 CHILD = "--rpc-child"
 """The hidden option that tells a command to run the engine itself."""
 
-_ABORT = re.compile(r"ggml-rpc|Remote RPC server|GGML_ASSERT|rpc_dispatcher")
+_ABORT = re.compile(
+    r"ggml-rpc|Remote RPC server|(recv|send) failed|RPC handshake|Failed to connect"
+)
 
 
 def command(*more: str) -> list[str]:
     """This command line once more, as the child's. Of an option given twice the last one counts."""
     program = "from gguf_mtp.cli.app import main; main()"
     return [sys.executable, "-c", program, *sys.argv[1:], CHILD, *more]
+
+
+def environment() -> dict[str, str]:
+    """Ours, without ggml's habit of calling a debugger when it aborts."""
+    return os.environ | {"GGML_NO_BACKTRACE": "1"}
 
 
 def run_in_child(endpoints: Sequence[str]) -> int:
@@ -34,7 +52,7 @@ def run_in_child(endpoints: Sequence[str]) -> int:
     """
     from ..errors import LoadFailed
 
-    child = subprocess.Popen(command(), stderr=subprocess.PIPE, text=True)
+    child = subprocess.Popen(command(), stderr=subprocess.PIPE, text=True, env=environment())
     held = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the child takes Ctrl+C
     try:
         assert child.stderr is not None
@@ -47,13 +65,31 @@ def run_in_child(endpoints: Sequence[str]) -> int:
     return code
 
 
+def end_with_parent() -> None:
+    """In a child whose standard input is a pipe from its parent: ends as a signal would when the
+    parent is gone, however that died."""
+
+    def wait() -> None:
+        while os.read(0, 4096):  # not sys.stdin, whose lock would be missed at the end
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="parent", daemon=True).start()
+
+
 def forward(lines: IO[str], show: Callable[[str], object]) -> None:
     """Passes lines on until ggml aborts; what it prints then is for its developers."""
-    aborted = False
     for line in lines:
-        aborted = aborted or bool(_ABORT.search(line))
-        if not aborted:
-            show(line)
+        if is_abort(line):
+            break
+        show(line)
+    for _ in lines:
+        pass
+
+
+def is_abort(line: str) -> bool:
+    """Whether ggml's RPC client says that it is about to end the process."""
+    return bool(_ABORT.search(line))
 
 
 def what_was_lost(endpoints: Sequence[str], number: int) -> str:

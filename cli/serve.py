@@ -96,11 +96,14 @@ def serve(
     from ..server.app import ServerOptions, create_app
     from ..server.guard import Access
     from ..server.worker import Worker
+    from .distant import end_with_parent
     from .start import describe, open_session, placement
     from .supervise import supervise
     from .watch import open_files, watch
 
     args = server_args
+    if placement_args.rpc_child:
+        end_with_parent()
     if workers := placement_args.distant():
         with listen(args.host, args.port) as listener:
             raise typer.Exit(supervise(listener, workers, _url(listener)))

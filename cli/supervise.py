@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from .distant import answers, command, what_was_lost
+from .distant import answers, command, environment, is_abort, what_was_lost
 
 __all__ = ["supervise"]
 
@@ -112,8 +112,10 @@ class _Supervisor:
         self._why = LOADING
         self._child = await asyncio.create_subprocess_exec(
             *command("--host", "127.0.0.1", "--port", "0"),
+            stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
+            env=environment(),
             start_new_session=True,  # Ctrl+C comes to us, who tell it
         )
         assert self._child.stdout is not None
@@ -241,8 +243,10 @@ async def _lines(stream: asyncio.StreamReader) -> None:
 
 
 async def _errors(stream: asyncio.StreamReader) -> None:
-    """The child's sentences; what ggml prints when it aborts is left out."""
+    """Passes the child's sentences on; what ggml prints when it aborts is left out."""
+    aborted = False
     async for raw in stream:
         line = raw.decode(errors="replace")
-        if line.startswith(("warning: ", "error: ", "info: ", "debug: ")):
+        aborted = aborted or is_abort(line)
+        if not aborted:
             print(line, end="", file=sys.stderr, flush=True)

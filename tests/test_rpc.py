@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import socket
 import struct
 import subprocess
@@ -13,6 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from processes import COMMAND, process
@@ -136,6 +138,28 @@ def test_a_run_says_which_worker_was_lost() -> None:
     assert errors == f"error: the worker at {worker.endpoint} was lost, and the answer with it\n"
 
 
+@pytest.mark.native
+def test_a_chat_says_which_worker_was_lost() -> None:
+    with workers(400 * MIB) as (worker,):
+        command = [COMMAND, "chat", "-t", "1", "--temp", "0", "--fit-margin", "0"]
+        chat = subprocess.Popen(
+            [*command, "--rpc", worker.endpoint],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert chat.stdin is not None
+        assert chat.stdout is not None
+        chat.stdin.write("What is the capital of France?\n")
+        chat.stdin.flush()
+        assert chat.stdout.readline() == "The capital of France is Paris.\n"
+        worker.kill()
+        _, errors = chat.communicate("What is the capital of Italy?\n", timeout=30)
+    assert chat.returncode == 1
+    assert errors == f"error: the worker at {worker.endpoint} was lost, and the answer with it\n"
+
+
 def post(url: str, body: dict[str, object]) -> urllib.request.Request:
     headers = {"content-type": "application/json"}
     return urllib.request.Request(f"{url}/completions", json.dumps(body).encode(), headers)
@@ -188,6 +212,20 @@ def test_a_server_outlives_its_worker() -> None:
                     again.process.stdout.close()
         assert errors.startswith(f"error: {named}")
         assert server.process.returncode == 0
+
+
+@pytest.mark.native
+def test_an_engine_does_not_outlive_its_server() -> None:
+    with workers(400 * MIB) as (worker,):
+        arguments = ("--rpc", worker.endpoint, "--fit-margin", "0", "-t", "1", "--log", "off")
+        with process(*arguments) as server:
+            pid = server.process.pid
+            (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            server.stop(signal.SIGKILL)
+            end = time.monotonic() + 20
+            while Path(f"/proc/{child}/cmdline").exists() and time.monotonic() < end:
+                time.sleep(0.1)
+            assert not Path(f"/proc/{child}/cmdline").exists()
 
 
 def answers_within(url: str, seconds: float) -> bool:
