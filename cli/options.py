@@ -178,6 +178,8 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
         types = get_type_hints(group, include_extras=True)
         for f in fields(group):
             assert f.default is not MISSING
+            for option in getattr(types[f.name], "__metadata__", ()):
+                option.rich_help_panel = getattr(group, "PANEL", None) or option.rich_help_panel
             parameters.append(
                 inspect.Parameter(
                     f.name,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
@@ -33,6 +33,8 @@ class Switch(str, Enum):
 @dataclass(frozen=True)
 class PlacementArgs:
     """Where the model lies: planned unless said."""
+
+    PANEL: ClassVar[str] = "Placement"
 
     n_gpu_layers: Annotated[
         int | None,
