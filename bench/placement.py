@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf_mtp
-from gguf_mtp import LoadOptions, llama
+from gguf_mtp import LoadOptions, llama, metadata
 from gguf_mtp.bench.table import machine
 from gguf_mtp.bench.widen import KINDS, widened_model
 from gguf_mtp.demo import demo_model
@@ -26,14 +26,20 @@ from gguf_mtp.wishes import Placement
 
 PROMPTS = ("The capital of France is", "An otter is", "def add(a, b):")
 GREEDY = SamplingParams(temperature=0)
-WAYS = {
-    "planned": Placement(),
-    "-ngl 0": Placement(n_gpu_layers=0),
-    "-ngl half": Placement(n_gpu_layers=4),
-    "-ngl all": Placement(n_gpu_layers=-1),
-    "--cpu-moe": Placement(cpu_moe=-1),
-    "--draft-ngl 0": Placement(draft_ngl=0),
-}
+
+
+def ways(path: Path, workers: tuple[str, ...]) -> dict[str, Placement]:
+    facts = metadata.read(path)
+    half = (facts.n_layer + facts.n_mtp + 1) // 2
+    found = {
+        "planned": Placement(),
+        "-ngl 0": Placement(n_gpu_layers=0),
+        f"-ngl {half}": Placement(n_gpu_layers=half),
+        "-ngl -1": Placement(n_gpu_layers=-1),
+        "--cpu-moe": Placement(cpu_moe=-1),
+        "--draft-ngl 0": Placement(draft_ngl=0),
+    }
+    return {name: replace(way, rpc=workers) for name, way in found.items()}
 
 
 def texts(path: Path, placement: Placement, n_tokens: int) -> tuple[list[list[int]], Any]:
@@ -69,14 +75,13 @@ def main() -> None:
     parser.add_argument("--rpc", default="", help="workers, host:port by comma")
     args = parser.parse_args()
     workers = tuple(part for part in args.rpc.split(",") if part)
-    ways = {name: replace(way, rpc=workers) for name, way in WAYS.items()}
     strict = demo_model(kind="f32")
     expected, _ = texts(strict, Placement(n_gpu_layers=0), args.n)
     print(f"{machine()}; devices {', '.join(llama.accelerators()) or 'none'} {args.rpc}")
     headings = ("same text", "as planned", "plain", "auto", "x plain")
     print(f"{'model':12} {'placement':14}" + "".join(f" {h:>10}" for h in headings))
     rows = []
-    for name, way in ways.items():
+    for name, way in ways(strict, workers).items():
         found, lying = texts(strict, way, args.n)
         same = sum(a == b for a, b in zip(found, expected, strict=True))
         planned = {(t.file, t.name): t.device for t in lying.plan.tensors}
@@ -92,7 +97,7 @@ def main() -> None:
         print(f"{'demo f32':12} {name:14} {same:>8}/3 {rows[-1]['as_planned']!s:>10}")
     for kind in args.widened.split(","):
         path = widened_model(kind)
-        for name, way in ways.items():
+        for name, way in ways(path, workers).items():
             plain = rate(path, way, "off", args.rounds, args.n)
             auto = rate(path, way, "auto", args.rounds, args.n)
             a, b = statistics.median(plain), statistics.median(auto)
