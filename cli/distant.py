@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import IO
 
@@ -72,7 +73,9 @@ def end_with_parent() -> None:
     def wait() -> None:
         while os.read(0, 4096):  # not sys.stdin, whose lock would be missed at the end
             pass
-        os.kill(os.getpid(), signal.SIGTERM)
+        while True:  # one that comes while the server sets up its handlers is lost
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(1)
 
     threading.Thread(target=wait, name="parent", daemon=True).start()
 

@@ -14,13 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
-from gguf_mtp import llama, memory, rpc
+from gguf_mtp import memory
 from gguf_mtp.errors import LoadFailed, RequestError
 from gguf_mtp.llama import ContextOptions, Model, ModelOptions
 from gguf_mtp.offload import (
     CPU,
     Contexts,
-    Device,
     Host,
     Machine,
     OffloadPlan,
@@ -29,9 +28,9 @@ from gguf_mtp.offload import (
     report,
 )
 from gguf_mtp.offload.advice import memory_advice, refusal, thrashes
-from gguf_mtp.offload.devices import names
 from gguf_mtp.offload.directives import Directives, directives, side_directives
 from gguf_mtp.offload.manual import manual
+from gguf_mtp.present import chosen, remote
 from gguf_mtp.wishes import Placement
 
 __all__ = [
@@ -122,7 +121,7 @@ def settle(subject: Subject, wishes: Placement) -> Settled:
     worker that cannot be reached, a plan over a device's budget, and more than memory holds.
     """
     subject = replace(subject, contexts=_contexts(subject, wishes))
-    machine = Machine(_chosen(wishes), Host(memory.available()))
+    machine = Machine(chosen(wishes), Host(memory.available()))
     hand = wishes.hand
     if not machine.devices and (hand.n_gpu_layers or 0) > 0:
         log.warning(
@@ -185,7 +184,12 @@ def _as_found(plan: OffloadPlan, found: Mapping[str, Sequence[int]]) -> OffloadP
 def _ask(
     plan: OffloadPlan, subject: Subject, workers: Sequence[str]
 ) -> Mapping[str, Sequence[int]] | None:
-    """Bytes of weights, cache and buffers of each device; None when llama.cpp cannot be asked."""
+    """Bytes of weights, cache and buffers of each device; None when llama.cpp cannot be asked.
+
+    In a process of its own the workers' devices are numbered from 0 on.
+    """
+    there = [name for name, _ in remote(workers)]
+    names_there = {name: f"RPC{i}" for i, name in enumerate(there)}
     n_blocks = subject.facts.n_layer + subject.facts.n_mtp
     drafts = subject.contexts.drafts
     side = subject.side if drafts else None
@@ -193,10 +197,15 @@ def _ask(
         "rpc": list(workers),
         "model": {
             "path": subject.facts.path,
-            "told": directives(plan, n_blocks),
+            "told": directives(plan, n_blocks).renamed(names_there),
             "load_mtp": drafts and side is None,
         },
-        "side": side and {"path": side.path, "told": side_directives(plan), "load_mtp": True},
+        "side": side
+        and {
+            "path": side.path,
+            "told": side_directives(plan).renamed(names_there),
+            "load_mtp": True,
+        },
         "target": asdict(target_options(plan.contexts, 1, drafts)),
         "block": asdict(block_options(plan, 1)) if drafts else None,
     }
@@ -214,7 +223,8 @@ def _ask(
         said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
         log.warning("the placement is not checked against llama.cpp: %s", said[-1] if said else "")
         return None
-    return found or None
+    names_here = {name: mine for mine, name in names_there.items()}
+    return {names_here.get(name, name): n for name, n in found.items()} or None
 
 
 def target_options(contexts: Contexts, n_threads: int, hidden: bool) -> ContextOptions:
@@ -265,31 +275,3 @@ def _contexts(subject: Subject, wishes: Placement) -> Contexts:
         op_offload=wishes.op_offload != "off",
         insists=wishes.op_offload == "on",
     )
-
-
-def _chosen(wishes: Placement) -> tuple[Device, ...]:
-    """The devices to use, in order. Workers are looked at by socket: a connection of ggml's own
-    would keep the check's out."""
-    remote: list[Device] = []
-    for endpoint in wishes.rpc:
-        for free, _ in rpc.look(endpoint).memory:
-            remote.append(
-                Device(f"RPC{len(remote)}", free, margin=wishes.margin, copies_experts=False)
-            )
-    found = (*remote, *(d for d in llama.devices(wishes.margin) if not llama.is_remote(d.name)))
-    if wishes.main_gpu is not None:
-        if not 0 <= wishes.main_gpu < len(found):
-            raise RequestError(
-                f"--main-gpu {wishes.main_gpu}: there are {len(found)} devices"
-                + (f" ({names(found)})" if found else "")
-            )
-        return (found[wishes.main_gpu],)
-    if not wishes.devices or wishes.devices == ("none",):
-        return found if not wishes.devices else ()
-    by_name = {d.name: d for d in found}
-    for name in wishes.devices:
-        if name not in by_name:
-            raise RequestError(
-                f"--device {name} is not there; there are {names(found) or 'none but the CPU'}"
-            )
-    return tuple(by_name[name] for name in wishes.devices)

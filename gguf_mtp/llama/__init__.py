@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from gguf_mtp.llama.binding import LLAMA_CPP_PYTHON
 from gguf_mtp.llama.context import REFUSED, Context, ContextOptions
-from gguf_mtp.llama.devices import accelerators, devices, is_remote
+from gguf_mtp.llama.devices import accelerators, devices, is_remote, lent
 from gguf_mtp.llama.model import Model, ModelOptions
 from gguf_mtp.llama.remote import connect
 from gguf_mtp.llama.vocab import Vocab
@@ -28,4 +28,5 @@ __all__ = [
     "connect",
     "devices",
     "is_remote",
+    "lent",
 ]

@@ -52,11 +52,23 @@ def is_remote(name: str) -> bool:
 
 
 def devices(margin: int = MARGIN) -> tuple[Device, ...]:
-    """The devices besides the CPU with their free memory, each to keep `margin` bytes back."""
+    """This machine's devices besides the CPU with their free memory, each to keep `margin` bytes
+    back. Those of workers are left out: asking a lost one ends the process."""
     return tuple(
-        Device(name, free_memory(handle), margin=margin, copies_experts=not is_remote(name))
+        Device(name, free_memory(handle), margin=margin)
         for name, handle in handles().items()
+        if not is_remote(name)
     )
+
+
+def lent(endpoint: str) -> list[str]:
+    """Names of the devices of a worker that this process has been connected to, in order."""
+    of = ggml("ggml_backend_dev_description", ctypes.c_char_p, ctypes.c_void_p)
+    return [
+        name
+        for name, handle in handles().items()
+        if is_remote(name) and of(handle) == endpoint.encode()
+    ]
 
 
 def free_memory(handle: int) -> int:

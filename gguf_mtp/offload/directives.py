@@ -9,6 +9,7 @@ one that is anchored to its number.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from gguf_mtp.offload.devices import CPU
@@ -26,6 +27,13 @@ class Directives(NamedTuple):
     n_gpu_layers: int
     split: tuple[int, ...]
     overrides: tuple[tuple[str, str], ...]
+
+    def renamed(self, names: Mapping[str, str]) -> Directives:
+        """The same for a process in which devices have other names."""
+        return self._replace(
+            devices=tuple(names.get(d, d) for d in self.devices),
+            overrides=tuple((pattern, names.get(d, d)) for pattern, d in self.overrides),
+        )
 
 
 def directives(plan: OffloadPlan, n_blocks: int) -> Directives:
