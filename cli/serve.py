@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 SHUTTING_DOWN = "the server is shutting down"
 BACKLOG = 2048
+LAST_WORDS_S = 2.0
+"""How long clients may take to read that their answers have ended."""
 STOP_S = 60.0
 """How long the engine's thread may need to end: at most one round."""
 
@@ -92,6 +94,7 @@ def serve(
     """Serve a model to any OpenAI client, several at once."""
     import asyncio
 
+    from ..errors import GgufMtpError
     from ..loader import physical_cores
     from ..server.app import ServerOptions, create_app
     from ..server.guard import Access
@@ -137,9 +140,11 @@ def serve(
         worker.start()
         try:
             with _signals_to_server():
-                asyncio.run(_run(_server(app), listener, worker, args.grace))
+                has_died = asyncio.run(_run(_server(app), listener, worker, args.grace))
         finally:
             _end(worker)
+    if has_died:
+        raise GgufMtpError("the engine's thread has died, so the server has ended")
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -228,17 +233,28 @@ def _signals_to_server() -> Iterator[None]:
 
 async def _run(
     server: uvicorn.Server, listener: socket.socket, worker: Worker, grace: float
-) -> None:
-    """Serves until a signal; then answers may end within `grace` seconds, and the rest are told."""
+) -> bool:
+    """Serves until a signal; then answers may end within `grace` seconds, and the rest are told.
+
+    Ends too when the engine's thread has died, for whoever starts servers can start another; this
+    is what it returns.
+    """
     import asyncio
 
     serving = asyncio.ensure_future(server.serve([listener]))
-    while not server.should_exit and not serving.done():
+    while not server.should_exit and not serving.done() and worker.is_alive:
         await asyncio.sleep(0.1)
+    has_died = not worker.is_alive
+    server.should_exit = True
     await asyncio.wait((serving,), timeout=grace)
     if not serving.done():
         await asyncio.to_thread(worker.stop, SHUTTING_DOWN, STOP_S)
+        await asyncio.wait((serving,), timeout=LAST_WORDS_S)
+        for connection in list(server.server_state.connections):
+            if connection.transport:  # who reads nothing, or sends nothing, is not waited for
+                connection.transport.abort()
     await serving
+    return has_died
 
 
 def _end(worker: Worker) -> None:

@@ -7,6 +7,7 @@ header, for they can reach a server on loopback that nobody else can.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import ipaddress
 from dataclasses import dataclass
@@ -25,11 +26,12 @@ __all__ = ["Access", "Guard"]
 @dataclass(frozen=True, slots=True)
 class Access:
     """`api_key`: None where everybody may ask. `origins`: web pages that may ask from a browser;
-    "*" for all. `max_body`: bytes of a request."""
+    "*" for all. `max_body`: bytes of a request; `body_s`: seconds that it may pause."""
 
     api_key: str | None = None
     origins: tuple[str, ...] = ()
     max_body: int = 16 << 20
+    body_s: float = 60.0
 
     def __repr__(self) -> str:
         key = "'***'" if self.api_key else None
@@ -50,7 +52,7 @@ class Guard:
         if problem:
             await respond(problem)(scope, receive, send)
         else:
-            await self._app(scope, _limited(receive, self._access.max_body), send)
+            await self._app(scope, _limited(receive, self._access), send)
 
     def _refusal(self, path: str, headers: Headers) -> Problem | None:
         access = self._access
@@ -99,17 +101,23 @@ def _is_own(origin: str, host: str) -> bool:
     return True
 
 
-def _limited(receive: Receive, max_body: int) -> Receive:
-    """`receive` that ends the request when the body grows beyond `max_body`."""
-    n_bytes = 0
+def _limited(receive: Receive, access: Access) -> Receive:
+    """`receive` that ends the request when its body is too large, or its rest does not come."""
+    n_bytes, is_whole = 0, False
 
     async def limited() -> Message:
-        nonlocal n_bytes
-        message = await receive()
+        nonlocal n_bytes, is_whole
+        try:
+            # After the body only the client's leaving is waited for, as long as it takes.
+            message = await asyncio.wait_for(receive(), None if is_whole else access.body_s)
+        except asyncio.TimeoutError:  # in Python 3.10 it is no TimeoutError
+            said = f"the rest of the request did not come within {access.body_s:g} s"
+            raise HTTPException(408, said, {"Connection": "close"}) from None
         if message["type"] == "http.request":
             n_bytes += len(message.get("body", b""))
-            if n_bytes > max_body:
-                raise HTTPException(413, _too_large(max_body))
+            is_whole = not message.get("more_body", False)
+            if n_bytes > access.max_body:
+                raise HTTPException(413, _too_large(access.max_body))
         return message
 
     return limited
