@@ -34,25 +34,11 @@ from ..params import Constraint, SamplingParams
 from ..sampling import Chain
 from ..session import Session
 from ..stats import Stats
-from ..types import Distribution, Draft, Floats, Verdict
+from ..types import Distribution, Draft, Verdict
 from ..verify import verify
 
 N_TOKENS = 64
 Verify = Callable[[Draft, Callable[[int], Distribution], Chain], Verdict]
-
-
-class GreedyDrafts:
-    """A chain whose drafts are the likeliest tokens; everything else is `inner`'s."""
-
-    def __init__(self, inner: Chain) -> None:
-        self._inner = inner
-        self.is_greedy, self.is_coupled = inner.is_greedy, inner.is_coupled
-        self.law, self.draw = inner.law, inner.draw
-        self.commit, self.uniform = inner.commit, inner.uniform
-
-    def look(self, logits: Floats, after: Sequence[int] = ()) -> tuple[Distribution, float]:
-        law, sure = self._inner.look(logits, after)
-        return Distribution(law.ids[law.probs.argmax()][None], CERTAIN), sure
 
 
 def verify_block(draft: Draft, target: Callable[[int], Distribution], chain: Chain) -> Verdict:
@@ -91,19 +77,18 @@ def leftover(
 def expected(p: Distribution, q: Distribution) -> tuple[float, float, float]:
     """The probability that a draft from q is kept: `residual`, `greedy`, `seed`.
 
-    Gumbel noise gives both laws the token i with probability 1 / sum_j max(p_j / p_i, q_j / q_i).
+    Gumbel noise gives both laws the token i with probability 1 / sum_j max(p_j / p_i, q_j / q_i);
+    by falling p / q, the first of the two is larger up to i, and the second behind it.
     """
     ids = np.union1d(p.ids, q.ids)
     both = np.zeros((2, len(ids)))
     for row, law in zip(both, (p, q), strict=True):
         row[ids.searchsorted(law.ids)] = law.probs
-    shared = both[:, both.min(0) > 0]
-    ratios = (both[:, None, :] / shared[:, :, None]).max(0)
-    return (
-        float(both.min(0).sum()),
-        float(both[0, both[1].argmax()]),
-        float((1 / ratios.sum(1)).sum()),
-    )
+    a, b = both[:, (-both[0] / np.maximum(both[1], 1e-300)).argsort()]
+    upto, behind = a.cumsum(), b.sum() - b.cumsum()
+    shared = (a > 0) & (b > 0)
+    seeded = 1 / (upto[shared] / a[shared] + behind[shared] / b[shared])
+    return float(np.minimum(a, b).sum()), float(both[0, both[1].argmax()]), float(seeded.sum())
 
 
 class Rows:
@@ -164,15 +149,16 @@ class Result(NamedTuple):
         return f"{label}  {shown:23}  {mean:.3f} +- {error:.3f}"
 
 
-def chains(way: Way) -> Callable[..., Chain | GreedyDrafts]:
+def chains(way: Way) -> Callable[..., Chain]:
     """What makes a request's chain: with random numbers that are the same on every run."""
     numbers = iter(range(1 << 30))
 
     def make(
         params: SamplingParams, prompt: Sequence[int] = (), constraint: Constraint | None = None
-    ) -> Chain | GreedyDrafts:
+    ) -> Chain:
         chain = Chain(params, prompt, constraint, np.random.default_rng(next(numbers)))
-        return GreedyDrafts(chain) if way.drafts_greedily else chain
+        chain._filters.draws_drafts = not way.drafts_greedily
+        return chain
 
     return make
 

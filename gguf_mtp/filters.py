@@ -45,6 +45,10 @@ class Filters:
 
     `changes_rows`: penalties come first, so rows come with them. `counts_late`: they come later.
     `takes_the_top`: temperature 0, and nothing before it that the likeliest token could fall to.
+    `draws_drafts`: a draft drawn from its law is right more often than the likeliest token. So it
+    is where the whole vocabulary may come, at temperature 1 and above; elsewhere the likeliest is
+    as good at the first place, better behind it, and takes no filtering (bench/RESULTS.md, "Ways of
+    drafting").
     """
 
     def __init__(self, params: SamplingParams) -> None:
@@ -57,6 +61,7 @@ class Filters:
         is_safe = set(active) <= _KEEPS_THE_TOP
         self.is_greedy = params.temperature == 0 and "temperature" in active
         self.takes_the_top = self.is_greedy and set(before) <= _KEEPS_THE_TOP
+        self.draws_drafts = not active or (active == ["temperature"] and params.temperature > 1)
         self._start = _start(active, params)
         self._steps = [_step(name, params) for name in active]
         self._glance: float | None = None

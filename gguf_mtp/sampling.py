@@ -22,11 +22,10 @@ class Chain:
     """A `types.Chain`: the parameters of one sequence, what it has seen, and its random numbers.
 
     With a seed, every draw looks its numbers up by (seed, position, token): the token is
-    argmax(log p + Gumbel noise), a function of the law and the place alone. A draft shares the
-    numbers with the target, so it is right as often as both laws point to one token, and the text
-    does not depend on what was drafted (drafter-invariant speculative decoding, arXiv 2408.07978).
-    Without one, draws take numbers from `rng` as they come. `is_coupled`: the same law at the same
-    place gives the same token.
+    argmax(log p + Gumbel noise), a function of the law and the place alone, and the text does not
+    depend on what was drafted. A draft that is drawn shares the numbers with the target
+    (drafter-invariant speculative decoding, arXiv 2408.07978). Without a seed, draws take numbers
+    from `rng` as they come. `is_coupled`: the same law at the same place gives the same token.
     """
 
     def __init__(
@@ -56,17 +55,18 @@ class Chain:
         return self._filters.law(row, seen)
 
     def look(self, logits: Floats, after: Sequence[int] = ()) -> tuple[Distribution, float]:
-        """As `law`, and the confidence of the unfiltered distribution, in one pass over the row.
+        """What a drafter draws from, and its confidence in one pass over the row.
 
-        Confidence is the largest probability among the tokens near the top: what the rest would add
-        to the sum is left out, for it is a measure to be calibrated, not a law.
+        Mostly the likeliest token alone (`Filters.draws_drafts`). Confidence is the largest
+        probability among the tokens near the top: what the rest would add to the sum is left out,
+        for it is a measure to be calibrated, not a law.
         """
         row, seen = self._row(logits, after)
         ids, values = row.top()
         sure = float(1 / np.exp(values - values.max()).sum(dtype=np.float64))
-        if self._is_argmax:
-            return Distribution(ids[values.argmax()][None], CERTAIN), sure
-        return self._filters.law(row, seen), sure
+        if self._filters.draws_drafts:
+            return self._filters.law(row, seen), sure
+        return Distribution(ids[values.argmax()][None], CERTAIN), sure
 
     def draw(self, law: Distribution, after: Sequence[int] = ()) -> int:
         """One token drawn from `law`, to stand behind `after`."""

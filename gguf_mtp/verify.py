@@ -1,9 +1,10 @@
 """Lossless acceptance: a draft and the target's distributions in, a verdict out.
 
-Where draft and target share their randomness (temperature 0, or a seed), a draft token is kept
-while it is the target's own choice. Elsewhere the rule is speculative sampling (Leviathan et al.,
-arXiv 2211.17192; Chen et al., arXiv 2302.01318): a token x drawn from q is kept with probability
-min(1, p(x) / q(x)); the first one refused is replaced by a draw from the positive part of p - q.
+A draft token that was certain to be drafted is kept while it is what the target draws: the draw is
+the target's, whatever was drafted. The same goes where draft and target share their randomness
+(temperature 0, or a seed). A token x that was drawn from a law q is kept with probability
+min(1, p(x) / q(x)), and the first one refused is replaced by a draw from the positive part of
+p - q: speculative sampling (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318).
 Whatever q was, the output follows p.
 """
 
@@ -25,30 +26,24 @@ def verify(draft: Draft, target: Callable[[int], Distribution], chain: Chain) ->
     """
     tokens = draft.tokens
     for k, token in enumerate(tokens):
-        p = target(k)
-        if chain.is_coupled:
+        p, q = target(k), draft.laws[k]
+        if q is None or chain.is_coupled:
             own = chain.draw(p, tokens[:k])
             if own != token:
                 return Verdict(k, own)
-            continue
-        q = draft.laws[k]
-        q_token = 1.0 if q is None else probability(q, token)
-        if chain.uniform() * q_token >= probability(p, token):
-            return Verdict(k, chain.draw(residual(p, q, token), tokens[:k]))
+        elif chain.uniform() * probability(q, token) >= probability(p, token):
+            return Verdict(k, chain.draw(residual(p, q), tokens[:k]))
     return Verdict(len(tokens), chain.draw(target(len(tokens)), tokens))
 
 
-def residual(p: Distribution, q: Distribution | None, token: int) -> Distribution:
-    """The positive part of p - q, normalised; `q` None is a point mass on `token`."""
+def residual(p: Distribution, q: Distribution) -> Distribution:
+    """The positive part of p - q, normalised."""
     left = p.probs.copy()
-    if q is None:
-        left[p.ids == token] = 0.0
-    else:
-        order = p.ids.argsort()
-        at = order[np.minimum(p.ids.searchsorted(q.ids, sorter=order), len(order) - 1)]
-        shared = p.ids[at] == q.ids
-        left[at[shared]] -= q.probs[shared]
-        np.maximum(left, 0.0, out=left)
+    order = p.ids.argsort()
+    at = order[np.minimum(p.ids.searchsorted(q.ids, sorter=order), len(order) - 1)]
+    shared = p.ids[at] == q.ids
+    left[at[shared]] -= q.probs[shared]
+    np.maximum(left, 0.0, out=left)
     total = left.sum()
     if total <= 0.0:  # p == q up to rounding: a refusal had probability zero
         return p

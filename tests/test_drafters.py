@@ -218,7 +218,7 @@ def test_buffers_larger_than_a_batch_are_decoded_in_several() -> None:
 
 def test_sampled_drafts_carry_the_law_they_were_drawn_from() -> None:
     drafter, tokens = fed(9, FakeMtp(skill=lambda _: True))
-    chain = Chain(SamplingParams(temperature=0.9, top_k=4, seed=1))
+    chain = Chain(SamplingParams(1.2, 0, 1.0, 0.0, seed=1))
     [draft] = drafter.propose([Ask(0, tokens, Limit(3), chain)])
     prefix = list(tokens)
     for token, law in zip(draft.tokens, draft.laws, strict=True):

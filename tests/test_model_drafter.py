@@ -79,7 +79,7 @@ def test_a_failed_decode_leaves_certain_rows_only(n: int) -> None:
 
 
 def test_drafts_carry_the_law_they_were_drawn_from_after_what_was_drafted() -> None:
-    chain = Chain(SamplingParams(temperature=0.9, top_k=4, seed=1))
+    chain = Chain(SamplingParams(1.2, 0, 1.0, 0.0, seed=1))
     drafter = ModelDrafter(FakeTarget(1), 512)
     tokens = [3, 1, 4]
     [draft] = drafter.propose([Ask(0, tokens, Limit(3), chain)])

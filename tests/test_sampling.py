@@ -94,17 +94,31 @@ def test_a_very_low_temperature_draws_the_likeliest() -> None:
     assert {chain.draw(chain.law(logits), range(k)) for k in range(50)} == {1}
 
 
-def test_a_look_is_the_law_and_the_largest_softmax_near_the_top() -> None:
-    for spread in (0.5, 3.0):
-        logits = (spread * np.random.default_rng(1).standard_normal(5000)).astype(np.float32)
-        for params in (SamplingParams(temperature=0), SamplingParams(), SamplingParams(top_k=0)):
-            chain = Chain(params)
-            law, sure = chain.look(logits)
-            expected = chain.law(logits)
-            assert law.ids.tolist() == expected.ids.tolist()
-            assert law.probs.tolist() == expected.probs.tolist()
-            near = logits[logits >= logits.max() - 8]
-            assert sure == pytest.approx(softmax(near).max(), rel=1e-5)
+@pytest.mark.parametrize("spread", [0.5, 3.0])
+def test_a_look_is_the_likeliest_token_and_its_softmax_near_the_top(spread: float) -> None:
+    logits = (spread * np.random.default_rng(1).standard_normal(5000)).astype(np.float32)
+    near = softmax(logits[logits >= logits.max() - 8])
+    for params in (SamplingParams(temperature=0), SamplingParams(1.0), SamplingParams(seed=1)):
+        law, sure = Chain(params).look(logits)
+        assert law.ids.tolist() == [logits.argmax()]
+        assert sure == pytest.approx(near.max(), rel=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 1.5])
+def test_a_look_is_the_law_where_everything_may_come(temperature: float) -> None:
+    chain = Chain(SamplingParams(temperature, 0, 1.0, 0.0))
+    logits = np.random.default_rng(1).standard_normal(5000).astype(np.float32)
+    law, expected = chain.look(logits)[0], chain.law(logits)
+    assert len(law.ids) == 5000
+    assert law.probs.tolist() == expected.probs.tolist()
+    for params in (SamplingParams(0.9, 0, 1.0, 0.0), SamplingParams(1.0, 0, 0.99, 0.0)):
+        assert len(Chain(params).look(logits)[0].ids) == 1
+
+
+def test_a_look_knows_penalties_and_what_is_allowed() -> None:
+    logits = np.array([5, 4, 3, 1], np.float32)
+    params = SamplingParams(0.7, presence_penalty=10.0, logit_bias=((1, float("-inf")),))
+    assert Chain(params).look(logits, [0])[0].ids.tolist() == [2]
 
 
 def test_penalties_slide_over_prompt_answer_and_draft() -> None:
