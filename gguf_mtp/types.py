@@ -175,8 +175,8 @@ class Drafter(Protocol):
 class Chunk(NamedTuple):
     """What one round added to one sequence. The last chunk carries `finish_reason` and `stats`.
 
-    `tokens` are committed, an end token never among them; the first `n_from_draft` were drafted, out
-    of `n_drafted` by the drafter `source`.
+    `tokens` are committed, an end token never among them; the first `n_from_draft` were drafted,
+    out of `n_drafted` by the drafter `source`.
     `logprobs` has an entry for each of them when the request asked for it.
     """
 

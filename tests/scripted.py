@@ -51,10 +51,10 @@ class ByteVocab:
         ids = [256] if add_special and self._adds_bos else []
         pos = 0
         for match in _SPLIT.finditer(text) if parse_special else ():
-            ids += text[pos : match.start()].encode()
+            ids += text[pos : match.start()].encode(errors="replace")
             ids.append(256 + MARKERS.index(match[0]))
             pos = match.end()
-        return ids + list(text[pos:].encode())
+        return ids + list(text[pos:].encode(errors="replace"))
 
     def piece(self, token: int) -> bytes:
         if token < 256:

@@ -28,7 +28,9 @@ def locked() -> Iterator[Server]:
     "header",
     [None, "", "Bearer", "Bearer wrong", "Bearer s", "Basic sésame", "sésame", "Bearer sésames"],
 )
-def test_a_key_closes_everything_but_health_and_the_page(locked: Server, header: str | None) -> None:
+def test_a_key_closes_everything_but_health_and_the_page(
+    locked: Server, header: str | None
+) -> None:
     headers = {} if header is None else {"Authorization": header.encode()}
     get, post = locked.client.get, locked.client.post
     for path in ("/v1/models", "/v1/models/x", "/nothing", "/health/", "/healthz", "/docs", "/web"):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import random
 import re
 from collections.abc import Iterator
 
@@ -103,3 +105,64 @@ def test_chat(server: Server, body: dict) -> None:
 @given(path=st.sampled_from(["/v1/completions", "/tokenize", "/detokenize"]), body=BODIES | JSON)
 def test_the_other_endpoints(server: Server, path: str, body: object) -> None:
     check(server, path, body)
+
+
+WHOLE = json.dumps(
+    {
+        "messages": [{"role": "user", "content": "Hi é🐻"}],
+        "max_tokens": 5,
+        "temperature": 0.5,
+        "stop": ["a", "b"],
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],
+        "stream": True,
+        "return_token_sources": True,
+    }
+).encode()
+SPLICES = [
+    *(b"null", b"NaN", b"1e999", b"-1", b"true", b"9" * 400, b"", b'"', b"}", b"/*"),
+    *(b"[" * 500, b'{"a":' * 500, b'"messages":', b"\r\n\r\n"),
+    *(b"\x00", b"\xff\xfe", b"\\ud800", b"\xf0\x9f"),
+]
+
+
+def garbage(rng: random.Random) -> bytes:
+    """Noise, or a good body with some of it lost, doubled, flipped or replaced."""
+    if rng.random() < 0.1:
+        return rng.randbytes(rng.randrange(200))
+    body = bytearray(WHOLE)
+    for _ in range(rng.choice((1, 1, 1, 4))):
+        start = rng.randrange(len(body) + 1)
+        end = min(start + rng.choice((1, 2, 20)), len(body))
+        match rng.randrange(4):
+            case 0:
+                del body[start:end]
+            case 1:
+                body[start:start] = body[start:end]
+            case 2:
+                body[start:end] = rng.choice(SPLICES)
+            case _:
+                body[start:end] = bytes(b ^ (1 << rng.randrange(8)) for b in body[start:end])
+    return bytes(body)
+
+
+@pytest.mark.slow
+def test_ten_thousand_garbage_bodies(server: Server) -> None:
+    """Every one gets an answer, on connections that stay usable; none is a fault of the server."""
+    rng = random.Random(0)
+    statuses: dict[int, int] = {}
+    port = server.client.base_url.port
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    for _ in range(10_000):
+        path = rng.choice(["/v1/chat/completions"] * 3 + ["/v1/completions", "/tokenize"])
+        connection.request("POST", path, garbage(rng), JSON_TYPE)
+        response = connection.getresponse()
+        content = response.read()
+        statuses[response.status] = statuses.get(response.status, 0) + 1
+        if response.status != 200:
+            assert json.loads(content)["error"]["message"]
+    connection.close()
+    assert statuses.keys() == {200, 400}
+    assert min(statuses.values()) > 400, (
+        statuses
+    )  # both the harmless and the broken were among them
+    assert server.client.get("/health").json() == {"status": "ok", "unfinished": 0}
