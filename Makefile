@@ -8,7 +8,8 @@
 #   make lint          ruff format --check, ruff check, mypy --strict
 #   make bench         tokens/s and acceptance         ARGS="..."
 #   make cuda          llama.cpp for the card that is here, for all later targets; without a card
-#                      for CUDA_ARCH=90; CUDA_FA=OFF leaves out flash attention's kernels
+#                      for CUDA_ARCH=90; CUDA_FA=OFF leaves out flash attention's kernels,
+#                      CUDA_ARGS="-D..." are more of CMake's
 #
 # llama-cpp-python is built from source once per CPU and CMAKE_ARGS (.ci/llama-wheel) and reused.
 # For a GPU: make cuda, once. Where the index's torch is a GPU
@@ -27,6 +28,7 @@ PY := $(VENV)/bin/python
 CMAKE_ARGS ?= $(or $(shell cat $(VENV)/.cmake-args 2>/dev/null),-DGGML_RPC=ON)
 CUDA_ARCH ?= $(or $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | tr -d .),90)
 CUDA_FA ?= ON
+CUDA_ARGS ?=
 export CMAKE_ARGS
 TORCH_ARGS ?=
 ARGS ?=
@@ -69,7 +71,7 @@ $(VENV)/.dev: $(VENV)/.run
 chat: $(VENV)/.run
 	@$(VENV)/bin/gguf-mtp chat $(MODEL) $(ARGS)
 
-cuda: CMAKE_ARGS := -DGGML_RPC=ON -DGGML_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=$(CUDA_ARCH) -DGGML_CUDA_FA=$(CUDA_FA)
+cuda: CMAKE_ARGS := -DGGML_RPC=ON -DGGML_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=$(CUDA_ARCH) -DGGML_CUDA_FA=$(CUDA_FA) $(CUDA_ARGS)
 cuda: | $(PY)
 	@command -v nvcc >/dev/null || { echo "make cuda needs nvcc, of NVIDIA's CUDA toolkit" >&2; exit 1; }
 	@$(MAKE) --no-print-directory setup CMAKE_ARGS="$(CMAKE_ARGS)"
