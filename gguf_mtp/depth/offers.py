@@ -105,7 +105,7 @@ class Exchange:
         """`limits`, with an offer's instead where that promises more. `last_rows` rows were in the
         last decode."""
         gains = [self._gains(room) for room in rooms]
-        if not any(gains):
+        if not any(gains) or self._is_hopeless(gains, base):
             return limits
         sending = self._best(gains, base, last_rows)
         if sending.rate <= HYSTERESIS * base.rate:
@@ -129,6 +129,20 @@ class Exchange:
             return []
         return list(accumulate(accumulate(rates[:n], mul)))
 
+    def _is_hopeless(self, gains: Sequence[Sequence[float]], base: Base) -> bool:
+        """Whether not even all offers at the least that any decode may take would pay: most of the
+        time, and soon told."""
+        n_seqs = len(gains)
+        tokens = n_seqs + sum([gain[-1] for gain in gains if gain])
+        tokens += sum([sum(g[:n]) for g, n in zip(base.mean.gain, base.depths, strict=True)])
+        most = self._most(n_seqs)
+        least_s = min(self.target.low(most + 1)[n_seqs + 1 : most + 1])
+        return tokens <= HYSTERESIS * base.rate * least_s
+
+    def _most(self, n_seqs: int) -> int:
+        """Rows that a decode may have: twice as many as were seen."""
+        return max(2 * max(self.target.cells), n_seqs + max(self.options.draft_min, 1))
+
     def _best(self, gains: Sequence[Sequence[float]], base: Base, last_rows: int) -> Sending:
         """One sequence after the other, each as far as it helps all."""
         n_seqs = len(gains)
@@ -138,7 +152,7 @@ class Exchange:
         ]  # expected from drafts that are not offers
         least = max(self.options.draft_min, 1)
         base_rows = n_seqs + sum(base.depths)
-        most = max(2 * max(self.target.cells), n_seqs + least)
+        most = self._most(n_seqs)
         sent = 0.0
         for i, gain in enumerate(gains):
             without = sum(others) - others[i]
