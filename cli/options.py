@@ -139,8 +139,66 @@ class SamplingArgs:
             "--min-p", help="Keep those above P x the likeliest; 0: off.", show_default=False
         ),
     ] = None
+    typical_p: Annotated[
+        float | None,
+        typer.Option(
+            "--typical",
+            "--typical-p",
+            help="Keep the most typical up to P; 1: off.",
+            show_default=False,
+        ),
+    ] = None
+    repeat_penalty: Annotated[
+        float | None,
+        typer.Option(
+            "--repeat-penalty", help="Divide repeated tokens' logits; 1: off.", show_default=False
+        ),
+    ] = None
+    repeat_last_n: Annotated[
+        int | None,
+        typer.Option(
+            "--repeat-last-n",
+            help="Tokens that the penalties look back; 0: off, -1: all.",
+            show_default=False,
+        ),
+    ] = None
+    presence_penalty: Annotated[
+        float | None,
+        typer.Option(
+            "--presence-penalty", help="Less for what came already; 0: off.", show_default=False
+        ),
+    ] = None
+    frequency_penalty: Annotated[
+        float | None,
+        typer.Option(
+            "--frequency-penalty", help="Less for each time it came; 0: off.", show_default=False
+        ),
+    ] = None
+    logit_bias: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-l",
+            "--logit-bias",
+            metavar="ID(+/-)BIAS",
+            help="Add to a token's logit, as 15043+1 or 15043-inf; may come again.",
+            show_default=False,
+        ),
+    ] = None
+    samplers: Annotated[
+        str | None,
+        typer.Option(
+            "--samplers",
+            metavar="A;B;...",
+            help="Which samplers, in which order; by default penalties;top_k;typ_p;top_p;min_p;"
+            "temperature.",
+            show_default=False,
+        ),
+    ] = None
     seed: Annotated[
-        int, typer.Option("-s", "--seed", help="Seed of the random numbers; -1: a new one.")
+        int,
+        typer.Option(
+            "-s", "--seed", help="Seed: the same text on every run; -1: another every time."
+        ),
     ] = -1
 
     @property
@@ -148,13 +206,25 @@ class SamplingArgs:
         """The bound as a number; -1 stands for as many as fit."""
         return 1 << 30 if self.max_tokens == -1 else self.max_tokens
 
-    def given(self) -> dict[str, float]:
-        """What was given on the command line, by the names of `SamplingParams`."""
+    def given(self) -> dict[str, Any]:
+        """What was given on the command line, by the names of `SamplingParams`.
+
+        Raises `RequestError` for a bias or a sampler that cannot be read.
+        """
+        from ..params import bias_of, sampler_order
+
         given = {
             "temperature": self.temp,
             "top_k": self.top_k,
             "top_p": self.top_p,
             "min_p": self.min_p,
+            "typical_p": self.typical_p,
+            "repeat_penalty": self.repeat_penalty,
+            "repeat_last_n": self.repeat_last_n,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "logit_bias": tuple(map(bias_of, self.logit_bias)) if self.logit_bias else None,
+            "samplers": None if self.samplers is None else sampler_order(self.samplers.split(";")),
             "seed": None if self.seed == -1 else self.seed,
         }
         return {name: value for name, value in given.items() if value is not None}
@@ -163,7 +233,7 @@ class SamplingArgs:
         """`defaults` with what was given on the command line. Raises `RequestError`."""
         import dataclasses
 
-        return dataclasses.replace(defaults, **self.given())  # type: ignore[arg-type]
+        return dataclasses.replace(defaults, **self.given())
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -37,6 +38,17 @@ def sampler_order(names: Sequence[str]) -> tuple[str, ...]:
             raise RequestError(f"the sampler {sampler} comes twice")
         order.append(sampler)
     return tuple(s for s in order if s not in NEVER_ON)
+
+
+def bias_of(text: str) -> tuple[int, float]:
+    """`15043+1`, `15043-2.5`, `15043-inf`: a token and what is added to its logit.
+
+    Raises `RequestError` for any other text.
+    """
+    parts = re.fullmatch(r"(\d+)([+-](?:\d+\.?\d*|\.\d+|inf))", text)
+    if parts is None:
+        raise RequestError(f"{text!r} is no bias: write a token's id, + or -, and a number")
+    return int(parts[1]), float(parts[2])
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,6 +126,7 @@ class Session:
 
     def _answer(self, asked: _Asked, params: SamplingParams) -> Iterator[Piece]:
         """Pieces for a prompt of tokens; the last one's chunk has `finish_reason` and `stats`."""
+        params.check_vocabulary(self.facts.n_vocab)
         detokenizer = Detokenizer(self.vocab.piece)
         options = AnswerOptions(constraint=asked.following, n_logprobs=asked.n_logprobs)
         for chunk in self.engine.generate([asked.tokens], params, asked.max_tokens, options):

@@ -9,7 +9,14 @@ import pytest
 
 from gguf_mtp.errors import RequestError
 from gguf_mtp.noise import uniforms
-from gguf_mtp.params import NEVER_ON, SAMPLERS, AnswerOptions, SamplingParams, sampler_order
+from gguf_mtp.params import (
+    NEVER_ON,
+    SAMPLERS,
+    AnswerOptions,
+    SamplingParams,
+    bias_of,
+    sampler_order,
+)
 from gguf_mtp.sampling import Chain
 from gguf_mtp.types import Distribution
 from tests.sampling_reference import softmax
@@ -201,6 +208,16 @@ def test_a_bias_past_the_vocabulary_is_named() -> None:
     params.check_vocabulary(11)
     with pytest.raises(RequestError, match="token 10, but the vocabulary ends at 9"):
         params.check_vocabulary(10)
+
+
+def test_biases_are_read_as_llama_cpp_reads_them() -> None:
+    assert bias_of("15043+1") == (15043, 1.0)
+    assert bias_of("7-2.5") == (7, -2.5)
+    assert bias_of("7-inf") == (7, float("-inf"))
+    for text in ("7", "7*2", "x+1", "-1+2", "7+", "7+nan", "7+1 ", ""):
+        with pytest.raises(RequestError, match="is no bias") as error:
+            bias_of(text)
+        assert repr(text) in str(error.value)
 
 
 def test_sampler_names_are_read_as_llama_cpp_reads_them() -> None:
