@@ -6,11 +6,11 @@ What the rules mean to a sampler is `gbnf_lark.py`'s.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 from gguf_mtp.errors import RequestError
+from gguf_mtp.gbnf_nodes import LAST_CHAR, Chars, Choice, Many, Node, Ranges, Ref, Seq, Text, Token
 
-__all__ = ["Chars", "Choice", "Many", "Node", "Parser", "Ref", "Seq", "Text", "Token"]
+__all__ = ["Parser"]
 
 MAX_NESTED = 100
 MAX_REPEATS = 2000
@@ -18,44 +18,6 @@ MAX_REPEATS = 2000
 
 _ESCAPES = {"n": 10, "r": 13, "t": 9, "\\": 92, '"': 34, "[": 91, "]": 93, "-": 45}
 _HEX = {"x": 2, "u": 4, "U": 8}
-
-
-class Chars(NamedTuple):
-    """One character, as a regular expression."""
-
-    regex: str
-
-
-class Text(NamedTuple):
-    text: str
-
-
-class Token(NamedTuple):
-    """One token, as Lark writes it."""
-
-    lark: str
-
-
-class Ref(NamedTuple):
-    name: str
-    at: int
-
-
-class Many(NamedTuple):
-    node: Node
-    least: int
-    most: int | None
-
-
-class Seq(NamedTuple):
-    nodes: tuple[Node, ...]
-
-
-class Choice(NamedTuple):
-    nodes: tuple[Node, ...]
-
-
-Node = Chars | Text | Token | Ref | Many | Seq | Choice
 
 
 class Parser:
@@ -140,7 +102,7 @@ class Parser:
             return self._group()
         if char == ".":
             self.at += 1
-            return Chars("(?s:.)")
+            return Chars("(?s:.)", ((0, LAST_CHAR),))
         if char and char in "<!":
             return self._token()
         if char and (char.isalnum() or char in "-_"):
@@ -213,7 +175,7 @@ class Parser:
         start = self.at
         self.at += 1
         is_negated = self._take("^")
-        parts = ""
+        ranges: list[tuple[int, int]] = []
         while not self._take("]"):
             first = last = self._char(start)
             if self._peek() == "-" and self.text[self.at + 1 : self.at + 2] not in ("]", ""):
@@ -221,10 +183,13 @@ class Parser:
                 last = self._char(start)
             if last < first:
                 raise self.wrong(f"the range ends before it begins: {first!r} to {last!r}")
-            parts += f"{_code(first)}-{_code(last)}" if last != first else _code(first)
-        if not parts:
+            ranges.append((ord(first), ord(last)))
+        if not ranges:
             raise self.wrong("no character is in this class", start)
-        return Chars(f"[{'^' if is_negated else ''}{parts}]")
+        held = "".join(f"\\x{{{low:x}}}-\\x{{{high:x}}}" for low, high in ranges)
+        if is_negated:
+            return Chars(f"[^{held}]", _others(ranges))
+        return Chars(f"[{held}]", tuple(ranges))
 
     def _char(self, start: int) -> str:
         """The next character of a literal or a class that began at `start`."""
@@ -264,5 +229,11 @@ class Parser:
         return Token(f"<[{sign}{id_}]>")
 
 
-def _code(char: str) -> str:
-    return f"\\x{{{ord(char):x}}}"
+def _others(ranges: list[tuple[int, int]]) -> Ranges:
+    """The characters that are in none of `ranges`."""
+    found, at = [], 0
+    for low, high in sorted(ranges):
+        if at < low:
+            found.append((at, low - 1))
+        at = max(at, high + 1)
+    return (*found, (at, LAST_CHAR)) if at <= LAST_CHAR else tuple(found)

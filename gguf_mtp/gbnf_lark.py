@@ -1,17 +1,19 @@
 """GBNF as the Lark that llguidance reads.
 
 GBNF speaks of characters, Lark of terminals that take as much as they can; so a grammar without
-recursion becomes one terminal, and one with recursion keeps its rules, down to single characters:
-either says exactly what the GBNF said.
+recursion becomes one terminal, and one with recursion keeps its rules, down to single characters
+and to terminals that cannot take too much: either says exactly what the GBNF said.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 from gguf_mtp.errors import RequestError
-from gguf_mtp.gbnf import Chars, Choice, Many, Node, Parser, Ref, Seq, Text, Token
+from gguf_mtp.gbnf import Parser
+from gguf_mtp.gbnf_nodes import Chars, Choice, Many, Node, Ref, Seq, Terminal, Text, Token
+from gguf_mtp.gbnf_terminals import parts, with_terminals
 
 __all__ = ["lark_of", "to_lark"]
 
@@ -37,34 +39,25 @@ def to_lark(source: str, token_of: Callable[[str], int | None]) -> str:
     if "root" not in rules:
         raise RequestError("there is no rule called root")
     used = _reachable(rules, parser)
-    is_regular = not _is_recursive(rules, used) and not any(
-        isinstance(node, Token) for name in used for node in _all(rules[name])
-    )
+    rules = {name: rules[name] for name in used}
+    is_regular = not _is_recursive(rules) and not any(parts(n, Token) for n in rules.values())
+    if not is_regular:
+        rules = with_terminals(rules)
     prefix = "T" if is_regular else "r"
-    names = {name: f"{prefix}{i}" for i, name in enumerate(used)}
+    names: dict[str | Node, str] = {name: f"{prefix}{i}" for i, name in enumerate(rules)}
+    terminals = dict.fromkeys(t.node for n in rules.values() for t in parts(n, Terminal))
+    names |= {node: f"T{i}" for i, node in enumerate(terminals)}
     lines = [f"start: {names['root']}"]
-    lines += [f"{names[name]}: {_written(rules[name], names, is_regular)}" for name in used]
+    lines += [f"{names[name]}: {_written(rule, names, is_regular)}" for name, rule in rules.items()]
+    lines += [f"{names[node]}: {_written(node, names, True)}" for node in terminals]
     return "\n".join(lines)
-
-
-def _all(node: Node) -> Iterator[Node]:
-    yield node
-    if isinstance(node, Seq | Choice):
-        for inner in node.nodes:
-            yield from _all(inner)
-    elif isinstance(node, Many):
-        yield from _all(node.node)
-
-
-def _refs(node: Node) -> list[Ref]:
-    return [inner for inner in _all(node) if isinstance(inner, Ref)]
 
 
 def _reachable(rules: Mapping[str, Node], parser: Parser) -> list[str]:
     """The rules that `root` leads to, itself first."""
     found = ["root"]
     for name in found:  # grows meanwhile
-        for ref in _refs(rules[name]):
+        for ref in parts(rules[name], Ref):
             if ref.name not in rules:
                 raise parser.wrong(f"there is no rule called {ref.name}", ref.at)
             if ref.name not in found:
@@ -72,31 +65,34 @@ def _reachable(rules: Mapping[str, Node], parser: Parser) -> list[str]:
     return found
 
 
-def _is_recursive(rules: Mapping[str, Node], names: list[str]) -> bool:
+def _is_recursive(rules: Mapping[str, Node]) -> bool:
     """Whether some rule leads back to itself: then not all can be put away, innermost first."""
-    left = {name: {ref.name for ref in _refs(rules[name])} for name in names}
+    left = {name: {ref.name for ref in parts(rule, Ref)} for name, rule in rules.items()}
     while leaves := [name for name, refs in left.items() if not refs & left.keys()]:
         for name in leaves:
             del left[name]
     return bool(left)
 
 
-def _written(node: Node, names: Mapping[str, str], is_regular: bool) -> str:
-    """Lark for `node`; literals in one piece only inside of a terminal."""
+def _written(node: Node, names: Mapping[str | Node, str], is_regular: bool) -> str:
+    """Lark for `node`, where rules and terminals have `names`; a literal is in one piece only
+    inside of a terminal."""
 
     def group(inner: Node) -> str:
         text = _written(inner, names, is_regular)
-        return text if isinstance(inner, Chars | Token | Ref) else f"({text})"
+        return text if isinstance(inner, Chars | Token | Ref | Terminal) else f"({text})"
 
     match node:
-        case Chars(regex):
+        case Chars(regex, _):
             return f"/{regex}/"
         case Text(text):
             return json.dumps(text) if is_regular or not text else " ".join(map(json.dumps, text))
         case Token(lark):
             return lark
-        case Ref(name):
+        case Ref(name, _):
             return names[name]
+        case Terminal(inner):
+            return names[inner]
         case Many(inner, least, most):
             return f"{group(inner)}{{{least},{'' if most is None else most}}}"
         case Seq(nodes):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
 
 from gguf_mtp.errors import RequestError
+from gguf_mtp.gbnf import Parser
 from gguf_mtp.gbnf_lark import to_lark
+from gguf_mtp.gbnf_nodes import Chars, Choice, Many, Node, Ref, Seq, Text
 from tests.words import CALL, END, SEP, STOP, grammars, may_follow
 
 GRAMMARS = grammars()
@@ -67,6 +70,105 @@ def test_tokens_by_name_by_number_and_any_other() -> None:
     assert others[SEP]
     follower.commit([65])
     assert list(follower.allowed(()).nonzero()[0]) == [ord("c")]
+
+
+def matches(node: Node, rules: dict[str, Node], text: str, at: int) -> set[int]:
+    """Where what `node` means may end in `text` if it begins at `at`, by definition."""
+    match node:
+        case Chars(_, ranges):
+            inside = at < len(text) and any(a <= ord(text[at]) <= b for a, b in ranges)
+            return {at + 1} if inside else set()
+        case Text(literal):
+            return {at + len(literal)} if text.startswith(literal, at) else set()
+        case Ref(name, _):
+            return matches(rules[name], rules, text, at)
+        case Seq(nodes):
+            ends = {at}
+            for inner in nodes:
+                ends = {end for start in ends for end in matches(inner, rules, text, start)}
+            return ends
+        case Choice(nodes):
+            return {end for inner in nodes for end in matches(inner, rules, text, at)}
+        case Many(inner, least, most):
+            found, ends = set(), {at}
+            for n in range((len(text) + 1 if most is None else most) + 1):
+                found |= ends if n >= least else set()
+                ends = {end for start in ends for end in matches(inner, rules, text, start)}
+            return found
+    raise AssertionError(node)
+
+
+def random_part(rng: random.Random, depth: int) -> str:
+    if not depth or rng.random() < 0.3:
+        leaves = [
+            '"a"',
+            '"b"',
+            '"ab"',
+            '"ba"',
+            '"aab"',
+            "[ab]",
+            "[^a]",
+            "[^b(]",
+            '"(" root',
+            '"(" s',
+        ]
+        return rng.choice(leaves)
+    inner = [random_part(rng, depth - 1) for _ in range(rng.randint(2, 3))]
+    return rng.choice(
+        [
+            " ".join(inner),
+            f"({' | '.join(inner)})",
+            f"({inner[0]}){rng.choice(['*', '+', '?', '{2}', '{1,2}'])} {inner[1]}",
+            f"{inner[0]} s",
+        ]
+    )
+
+
+def test_random_grammars_mean_what_they_say() -> None:
+    """Every text of up to four characters, in or out; some of the parts become terminals."""
+    rng = random.Random(11)
+    texts = ["".join(t) for n in range(5) for t in itertools.product("ab(", repeat=n)]
+    n_terminals = n_members = n_endless = 0
+    for _ in range(250):
+        gbnf = f'root ::= {random_part(rng, 3)} | "(" root\ns ::= {random_part(rng, 2)} | "b(" s'
+        rules = Parser(gbnf, GRAMMARS.token).rules()
+        lark = to_lark(gbnf, GRAMMARS.token)
+        n_terminals += "T0" in lark
+        try:
+            grammar = GRAMMARS.compile(lark)
+        except RequestError:  # all its texts may be without end
+            n_endless += 1
+            continue
+        for text in texts:
+            follower = grammar.follow()
+            follower.commit(list(text.encode()))
+            accepted = follower.failure is None and bool(follower.allowed(())[END])
+            assert accepted == (len(text) in matches(rules["root"], rules, text, 0)), (gbnf, text)
+            n_members += accepted
+    assert n_endless < 5
+    assert n_terminals > 30
+    assert n_members > 500
+
+
+@pytest.mark.parametrize(
+    ("string", "other", "is_whole"),
+    [
+        ('"<" ([^>\\\\] | "\\\\" [>\\\\])* ">"', '"["', True),
+        ('"x" [a-w]* "y"', '"["', True),
+        ('"x" [a-w]* "y"', '"x"', False),  # what begins alike
+        ('"x" [a-w]* "y"', '("xy" | "[")', False),
+        ('"x" [a-w]* "y"', "[^a]", False),
+        ('"x" [a-z]*', '"["', False),  # could take more
+        ('"x" [a-z]* "y"', '"["', False),
+        ('"x" ("a" | "ab") "y"', '"["', False),  # two ways at one character
+        ('"x" [a-w]{0,900} "y"', '"["', False),  # too large
+    ],
+)
+def test_what_is_told_apart_is_a_terminal(string: str, other: str, is_whole: bool) -> None:
+    gbnf = f'root ::= string | {other} root "]"\nstring ::= {string} ws\nws ::= " "*'
+    terminals = [line for line in to_lark(gbnf, GRAMMARS.token).splitlines() if line[0] == "T"]
+    first = '"x"' if "x" in string else '"<"'
+    assert any(line.startswith(f"T0: ({first})") for line in terminals) is is_whole, terminals
 
 
 @pytest.mark.parametrize(
