@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gguf_mtp.session import Piece, Session
     from gguf_mtp.stats import Stats
     from gguf_mtp.types import Chunk
+    from gguf_mtp.wishes import Placement
 
 __version__ = "0.1.0"
 
@@ -30,6 +31,7 @@ __all__ = [
     "GgufMtpError",
     "LoadOptions",
     "Piece",
+    "Placement",
     "SamplingParams",
     "Session",
     "Stats",
@@ -42,6 +44,7 @@ _HOMES = {
     "GgufMtpError": "errors",
     "LoadOptions": "loader",
     "Piece": "session",
+    "Placement": "wishes",
     "SamplingParams": "params",
     "Session": "session",
     "Stats": "stats",

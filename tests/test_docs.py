@@ -16,7 +16,7 @@ pytestmark = pytest.mark.native
 ROOT = Path(__file__).parents[1]
 EXAMPLES = [
     pytest.param(code, id=f"{document}-{i}")
-    for document in ("README.md", "docs/PYTHON.md")
+    for document in ("README.md", "docs/PYTHON.md", "docs/PLACEMENT.md")
     for i, code in enumerate(
         re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(encoding="utf-8"), re.S)
     )
@@ -25,6 +25,7 @@ EXPECTED = {
     "docs/PYTHON.md-0": "The capital of France is Paris.",
     "docs/PYTHON.md-1": "What is the capital of Italy? The capital of Italy is Rome.",
     "docs/PYTHON.md-2": "cancelled 2",
+    "docs/PLACEMENT.md-0": "CPU ",
     "docs/PYTHON.md-3": "tokens were not read again",
 }
 
