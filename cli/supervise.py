@@ -81,8 +81,8 @@ class _Supervisor:
 
     async def run(self, listener: socket.socket) -> int:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._stopping.set)
+        for each in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(each, self._stopping.set)
         server: asyncio.Server | None = None
         try:
             while True:
