@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ..errors import ConversionError
+from . import tiktoken
 from .checkpoint import INDEX, SINGLE, Needs, read_json
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ _PAUSES = (1.0, 2.0, 4.0, 8.0)
 """Seconds before each further try."""
 _BESIDE = (
     "tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja",
+    tiktoken.FILE, tiktoken.CODE,
 )  # fmt: skip
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 

@@ -1,36 +1,31 @@
-"""tokenizer.json -> GGUF vocabulary.
+"""A checkpoint's tokenizer -> GGUF vocabulary: tokenizer.json, or Kimi's tiktoken.model.
 
-The pre-tokenizer is recognised by the expressions in tokenizer.json itself: hashing what a library
-makes of a sample text changes its answer with the library's version. Entries up to the embedding's
-rows are padded, the chat template is taken verbatim, and whether BOS is added is always said.
+Entries up to the embedding's rows are padded, the chat template is taken verbatim, and whether BOS
+is added is always said.
 
-It knows nothing of tensors.
+It knows nothing of tensors, and nothing of how text is split.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import ConversionError
+from . import tiktoken
 from .checkpoint import Checkpoint
 from .plan import Value
+from .pretokenizers import recognise
 
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5  # llama.cpp's token types
 
-# The Split expressions in order, for every pre-tokenizer that llama.cpp names and this converts.
-_PRE = {
-    (
-        r"\p{N}{1,3}",
-        "[一-龥\u3040-ゟ゠-ヿ]+",
-        "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+"
-        "|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*"
-        "|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
-    ): "deepseek-v3",
-    (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    ): "glm4",
-}
+
+class _Read(NamedTuple):
+    """`known` maps ids to text and type; `adds_bos` is what holds when no key says it."""
+
+    pre: str
+    known: dict[int, tuple[str, int]]
+    merges: list[str]
+    adds_bos: bool
 
 
 def vocabulary(checkpoint: Checkpoint, n_vocab: int) -> dict[str, Value]:
@@ -38,50 +33,50 @@ def vocabulary(checkpoint: Checkpoint, n_vocab: int) -> dict[str, Value]:
 
     Raises `ConversionError` for a tokenizer that llama.cpp could not reproduce.
     """
-    tokenizer = checkpoint.json("tokenizer.json")
-    if tokenizer is None:
-        raise ConversionError(f"{checkpoint.folder / 'tokenizer.json'} is missing")
     config = checkpoint.json("tokenizer_config.json") or {}
-    pre = recognise(tokenizer)
-    tokens, types = _entries(tokenizer, n_vocab)
+    read = _read(checkpoint, config, n_vocab)
+    entries = [read.known.get(i, (f"[PAD{i}]", _UNUSED)) for i in range(n_vocab)]
+    tokens = [token for token, _ in entries]
     kv: dict[str, Value] = {
         "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.pre": read.pre,
         "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": types,
-        "tokenizer.ggml.merges": _merges(tokenizer),
+        "tokenizer.ggml.token_type": [type_ for _, type_ in entries],
+        "tokenizer.ggml.merges": read.merges,
     }
-    ids = {token: i for i, token in enumerate(tokens)}
+    ids: dict[str, int] = {}
+    for i, token in enumerate(tokens):
+        if ids.setdefault(token, i) != i:  # the run time asserts, which ends the process
+            raise ConversionError(f"the tokenizer gives {token!r} two ids, {ids[token]} and {i}")
     for key, field in (("bos", "bos"), ("eos", "eos"), ("padding", "pad")):
         id_ = _special(checkpoint, config, field, ids)
         if id_ is not None:
             kv[f"tokenizer.ggml.{key}_token_id"] = id_
     kv |= _more_ends(checkpoint, n_vocab)
-    has_bos = "tokenizer.ggml.bos_token_id" in kv
-    kv["tokenizer.ggml.add_bos_token"] = bool(config.get("add_bos_token", has_bos))
+    adds_bos = read.adds_bos and "tokenizer.ggml.bos_token_id" in kv
+    kv["tokenizer.ggml.add_bos_token"] = bool(config.get("add_bos_token", adds_bos))
     kv["tokenizer.ggml.add_eos_token"] = bool(config.get("add_eos_token", False))
     return kv | _templates(checkpoint, config)
 
 
-def recognise(tokenizer: dict[str, Any]) -> str:
-    """llama.cpp's name of the pre-tokenizer. Raises `ConversionError` when it has none for it."""
-    model, pre = tokenizer.get("model") or {}, tokenizer.get("pre_tokenizer") or {}
-    if model.get("type") != "BPE":
+def _read(checkpoint: Checkpoint, config: dict[str, Any], n_vocab: int) -> _Read:
+    tokenizer = checkpoint.json("tokenizer.json")
+    if tokenizer is not None:
+        pre = recognise(tokenizer)
+        return _Read(pre, _entries(tokenizer, n_vocab), _merges(tokenizer), True)
+    if not (checkpoint.folder / tiktoken.FILE).exists():
         raise ConversionError(
-            f"tokenizer.json: the model is {model.get('type')!r}, but only BPE is known"
+            f"{checkpoint.folder / 'tokenizer.json'} is missing (and so is {tiktoken.FILE})"
         )
-    if tokenizer.get("normalizer") not in (None, {"type": "Sequence", "normalizers": []}):
-        raise ConversionError("tokenizer.json has a normalizer, which the run time does not apply")
-    steps = pre.get("pretokenizers", [pre])
-    splits = tuple((s.get("pattern") or {}).get("Regex") for s in steps if s.get("type") == "Split")
-    if splits not in _PRE or steps[-1].get("type") != "ByteLevel":
-        raise ConversionError(
-            f"tokenizer.json: the pre-tokenizer with the expressions {list(splits)} is unknown"
-        )
-    return _PRE[splits]
+    read = tiktoken.read(checkpoint.folder, config)
+    known = {i: (token, _NORMAL) for i, token in enumerate(read.tokens)}
+    named = config["added_tokens_decoder"]
+    _check_room(max([len(known) - 1, *map(int, named)]), n_vocab, tiktoken.FILE)
+    known |= {i: (text, _CONTROL) for i, text in read.special.items()}
+    return _Read("kimi-k2", known, read.merges, False)
 
 
-def _entries(tokenizer: dict[str, Any], n_vocab: int) -> tuple[list[str], list[int]]:
+def _entries(tokenizer: dict[str, Any], n_vocab: int) -> dict[int, tuple[str, int]]:
     known: dict[int, tuple[str, int]] = {
         int(id_): (token, _NORMAL) for token, id_ in tokenizer["model"]["vocab"].items()
     }
@@ -91,13 +86,15 @@ def _entries(tokenizer: dict[str, Any], n_vocab: int) -> tuple[list[str], list[i
         # converter goes by the brackets, and so do the files in circulation.
         control = added.get("special") or (text.startswith("<｜") and text.endswith("｜>"))
         known[int(added["id"])] = (text, _CONTROL if control else _USER_DEFINED)
-    largest = max(known, default=-1)
+    _check_room(max(known, default=-1), n_vocab, "tokenizer.json")
+    return known
+
+
+def _check_room(largest: int, n_vocab: int, file: str) -> None:
     if largest >= n_vocab:
         raise ConversionError(
-            f"tokenizer.json has the token id {largest}, but the embedding has {n_vocab} rows"
+            f"{file} has the token id {largest}, but the embedding has {n_vocab} rows"
         )
-    entries = [known.get(i, (f"[PAD{i}]", _UNUSED)) for i in range(n_vocab)]
-    return [token for token, _ in entries], [type_ for _, type_ in entries]
 
 
 def _merges(tokenizer: dict[str, Any]) -> list[str]:

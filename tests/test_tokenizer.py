@@ -8,17 +8,20 @@ import inspect
 import json
 import random
 import textwrap
-from collections.abc import Callable
+import unicodedata
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from checkpoints import Entry, changed_demo, holes
 from tokenizers import Tokenizer
+from tokenizers_made import lite_steps, write_lite
 
 from gguf_mtp.converters.checkpoint import Checkpoint
 from gguf_mtp.converters.convert import ConvertOptions, convert
-from gguf_mtp.converters.tokenizer import recognise, vocabulary
+from gguf_mtp.converters.pretokenizers import recognise
+from gguf_mtp.converters.tokenizer import vocabulary
 from gguf_mtp.demo import CHECKPOINT
 from gguf_mtp.errors import ConversionError
 
@@ -37,6 +40,14 @@ ODD = (
     "http://example.com/?q=1&r=%20", "C:\\path\\file.txt", "don't I'll we've", "\\frac{a}{b}",
 )  # fmt: skip
 NUMBERS = ("0", "7", "42", "123", "1234", "1,234,567.89", "3.14159265358979", "2026-11-29", "0x1F")
+
+SEPARATED = (
+    "end  ", " \t ", "a\n\nb\r\n", "  \n", "12345678", "１２３ ٣٤٥ ²³ ⅧⅨ", "x１y²z", "你好吗 你好",
+    "、。，！？", "!?!?", " !?", "．．．",
+    "ÅÅngstrom Ångström", "Ω Ω ῲ ώ ΐ Ί", "ﬁne", "ＡＢＣａｂｃ",
+    "𐐀𐐁 𝒜𝒷", "ა ბ გ", "ჅႠ Ꭰ", "한글 텍스트", "힣\ud7a4", "ࠀࠁ", "กขค", "öffnen über ÷", "øöü",
+    "\u2028line\u3000wide\u00a0nbsp", "tab\t\tx",
+)  # fmt: skip
 
 
 def lines() -> list[str]:
@@ -76,14 +87,14 @@ def with_official_tokenizer(folder: Path) -> Path:
     return source
 
 
-def check_ids(source: Path, model: Path) -> None:
+def check_ids(source: Path, model: Path, texts: Iterable[str] = ()) -> None:
     from gguf_mtp.llama import Model
 
     theirs = Tokenizer.from_file(str(source / "tokenizer.json"))
     with Model(str(model)) as loaded:
         wrong = [
             line
-            for line in lines()
+            for line in texts or lines()
             if loaded.vocab.tokenize(line, add_special=False)
             != theirs.encode(line, add_special_tokens=False).ids
         ]
@@ -207,4 +218,77 @@ def test_unknown_tokenizers(change: Callable[[dict[str, Any]], object], says: st
     assert recognise(tokenizer) == "deepseek-v3"
     change(tokenizer)
     with pytest.raises(ConversionError, match=says):
+        recognise(tokenizer)
+
+
+# -- DeepSeek-V2-Lite --------------------------------------------------------------------------
+
+
+@pytest.mark.native
+def test_ids_of_v2_lites_steps(tmp_path: Path) -> None:
+    source = changed_demo(tmp_path, lambda *_: None, holes)
+    write_lite(source, lines(), 4000)
+    convert(source, tmp_path / "out.gguf", ConvertOptions("q4_0", n_threads=1))
+    check_ids(source, tmp_path / "out.gguf", (*lines(), *SEPARATED))
+
+
+def test_a_token_with_two_ids_is_refused(tmp_path: Path) -> None:
+    """llama.cpp asserts that there is none."""
+    source = changed_demo(tmp_path, lambda *_: None, holes)
+    path = source / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    tokenizer["added_tokens"].append({"id": 4090, "content": "ö", "special": False})
+    path.write_text(json.dumps(tokenizer))
+    with Checkpoint(source) as checkpoint, pytest.raises(ConversionError, match="'ö' two ids"):
+        vocabulary(checkpoint, 4096)
+
+
+def test_v2_lites_steps_are_recognised(tmp_path: Path) -> None:
+    source = changed_demo(tmp_path, lambda *_: None, holes)
+    write_lite(source, lines()[:200], 1000)
+    with Checkpoint(source) as checkpoint:
+        kv = vocabulary(checkpoint, 4096)
+    assert kv["tokenizer.ggml.pre"] == "deepseek-llm"
+    assert kv["tokenizer.ggml.add_bos_token"] is True
+    tokens, types = kv["tokenizer.ggml.tokens"], kv["tokenizer.ggml.token_type"]
+    assert isinstance(tokens, list)
+    assert isinstance(types, list)
+    assert [types[tokens.index(t)] for t in ("<｜end▁of▁sentence｜>", "ö", "Ġ")] == [3, 4, 1]
+
+
+def cased(steps: list[dict[str, Any]]) -> None:
+    """As an editor that normalises would leave the letters."""
+    letters = steps[1]["pattern"]
+    letters["Regex"] = unicodedata.normalize("NFC", letters["Regex"])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        cased,
+        lambda steps: steps[5].update(individual_digits=False),
+        lambda steps: steps[6].update(use_regex=True),
+        lambda steps: steps.pop(5),
+        lambda steps: steps.reverse(),
+    ],
+)
+def test_other_steps_than_v2_lites(change: Callable[[list[dict[str, Any]]], object]) -> None:
+    tokenizer = {
+        "model": {"type": "BPE", "vocab": {"1": 0, "a1": 1}},
+        "pre_tokenizer": lite_steps(),
+    }
+    assert recognise(tokenizer) == "deepseek-llm"
+    change(tokenizer["pre_tokenizer"]["pretokenizers"])
+    with pytest.raises(ConversionError, match="is unknown"):
+        recognise(tokenizer)
+
+
+@pytest.mark.parametrize("token", ["12", "Ġ12", "Â²3", "Ù£Ù¤"])
+def test_a_token_of_several_digits_is_refused(token: str) -> None:
+    """llama.cpp would make it where the file's own steps keep the digits apart."""
+    tokenizer = {
+        "model": {"type": "BPE", "vocab": {"1": 0, token: 1}},
+        "pre_tokenizer": lite_steps(),
+    }
+    with pytest.raises(ConversionError, match="holds several digits"):
         recognise(tokenizer)
