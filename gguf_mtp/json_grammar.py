@@ -22,8 +22,9 @@ ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 MAX_DEPTH = 64
 """Of a schema's own nesting; what its `$ref`s make of it may be as deep as it likes."""
-MAX_TRIALS = 400
-"""Parts of a schema that are tried to find the one at fault."""
+MAX_TRIED, TRIAL_CHARS = 2 << 20, 5_000
+"""Characters of a schema's parts that are tried to find the one at fault; a trial of the smallest
+part takes as long as so many of a larger one."""
 
 _WHITE_SPACE = r" |\n{1,2}[ \t]{0,20}"
 """llama.cpp's bound (`json-schema-to-grammar.cpp`): without one a sampled answer may be all space,
@@ -87,13 +88,13 @@ def _locate(grammars: Grammars, schema: Any, lenient: bool, reason: str) -> tupl
         for key in ("$defs", "definitions")
         if isinstance(schema, Mapping) and key in schema
     }
-    place, part, n_left = "", schema, MAX_TRIALS
+    place, part, n_left = "", schema, MAX_TRIED
     while True:
         for child_place, child in _parts(place, part):
-            n_left -= 1
+            whole = {**definitions, **child} if isinstance(child, Mapping) else child
+            n_left -= len(json_rule(whole)) + TRIAL_CHARS
             if n_left < 0:
                 return place or "the root", reason
-            whole = {**definitions, **child} if isinstance(child, Mapping) else child
             try:
                 _compile(grammars, whole, lenient)
             except RequestError as error:

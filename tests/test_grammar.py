@@ -76,6 +76,7 @@ def test_only_end_tokens_are_left_once_the_text_is_complete() -> None:
     follower = GRAMMARS.compile('start: "ab" "c"?').follow()
     assert allowed(follower) == {ord("a"), 257, 258}  # 257: ab, 258: abc
     assert allowed(follower, [257]) == {ord("c"), END, STOP}
+    assert allowed(follower, [257, END]) == {END, STOP}  # it could have gone on before
     follower.commit([258])
     assert allowed(follower) == {END, STOP}
     assert allowed(follower, [END]) == {END, STOP}
@@ -351,6 +352,14 @@ def test_a_schema_nested_without_end_is_refused() -> None:
         inner["items"] = {}
         inner = inner["items"]
     with pytest.raises(RequestError, match="nested deeper than 64"):
+        compile_schema(GRAMMARS, schema)
+
+
+def test_looking_for_what_is_wrong_has_an_end() -> None:
+    schema: dict = {"enum": [f"choice {i}" for i in range(40_000)], "uniqueItems": True}
+    for _ in range(20):
+        schema = {"items": schema}
+    with pytest.raises(RequestError, match=r"^at /items/items/items: Unimplemented keys"):
         compile_schema(GRAMMARS, schema)
 
 
