@@ -6,6 +6,7 @@ import dataclasses
 import random
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -115,14 +116,28 @@ def test_ten_thousand_events(lineup: str, n: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.native
-def test_a_minute_on_the_demo_model() -> None:
+@pytest.mark.parametrize("lineup", ["mtp", "ngram,mtp", "model,mtp,ngram"])
+def test_half_a_minute_on_the_demo_model(lineup: str, tmp_path: Path) -> None:
     import gguf_mtp
+    from gguf_mtp.bench.shallow import shallow_copy
 
-    options = gguf_mtp.LoadOptions(n_ctx=160, n_seq=4, draft_min=2, draft_max=2, strict=True)
+    file = None
+    if "model" in lineup:
+        file = shallow_copy(demo_model(kind="f32"), tmp_path / "shallow.gguf", range(5))
+    options = gguf_mtp.LoadOptions(
+        n_ctx=160,
+        n_seq=4,
+        draft=lineup,
+        draft_model=file,
+        draft_min=2,
+        draft_max=2,
+        strict=True,
+    )
     with (
         gguf_mtp.load(demo_model(kind="f32"), options) as session,
         gguf_mtp.load(
-            demo_model(kind="f32"), dataclasses.replace(options, n_seq=1, draft="off")
+            demo_model(kind="f32"),
+            dataclasses.replace(options, n_seq=1, draft="off", draft_model=None),
         ) as plain,
     ):
         known: dict[tuple[tuple[int, ...], int], list[int]] = {}
@@ -138,7 +153,8 @@ def test_a_minute_on_the_demo_model() -> None:
             question = rng.choice(["What is the capital of France?", "Define brood.", "Hello"])
             return session.chat_tokens([{"role": "user", "content": question}])
 
-        seed, end = 0, time.monotonic() + 60
+        session.engine.depth = Whim(2, 0)
+        seed, end = 0, time.monotonic() + 30
         while time.monotonic() < end:
             storm = Storm(session.engine, alone, prompt, seed)
             storm.run(200)
