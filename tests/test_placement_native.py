@@ -17,9 +17,9 @@ from worlds import MIB, Worker, workers
 import gguf_mtp
 from gguf_mtp import LoadOptions, metadata, sizing
 from gguf_mtp.bench.synthetic import V3, holes, layout, write
-from gguf_mtp.converters.convert import ConvertOptions
+from gguf_mtp.converters.convert import ConvertOptions, convert
 from gguf_mtp.converters.convert import plan as plan_conversion
-from gguf_mtp.demo import demo_model
+from gguf_mtp.demo import CHECKPOINT, demo_model
 from gguf_mtp.errors import LoadFailed, RequestError
 from gguf_mtp.llama import Model, connect
 from gguf_mtp.offload import CPU, Device, Machine, Subject, fit
@@ -90,12 +90,16 @@ def one(worker: Worker, **wishes: object) -> Placement:
         {"n_gpu_layers": 3, "cpu_moe": 5},
         {"draft_ngl": 0},
         {"kv_offload": False},
+        {"cpu_moe": -1, "load_mode": "none"},
         {"overrides": ((r"blk\.2\..*_exps", CPU), (r"attn_output", CPU))},
     ],
     ids=str,
 )
 def test_text_and_drafts_do_not_depend_on_the_place(
-    path: Path, lent: list[Worker], on_cpu: list[tuple[list[int], int, int]], wishes: dict
+    path: Path,
+    lent: list[Worker],
+    on_cpu: list[tuple[list[int], int, int]],
+    wishes: dict[str, object],
 ) -> None:
     found, lying = answers(path, one(lent[0], **wishes))
     planned = {(t.file, t.name): t.device for t in lying.plan.tensors}
@@ -126,12 +130,32 @@ def test_two_devices_share_the_layers_by_plan(
     assert found == on_cpu
 
 
+@pytest.mark.parametrize("wishes", [{}, {"n_gpu_layers": -1}, {"draft_ngl": 0}], ids=str)
+def test_a_side_file_lies_as_planned(
+    tmp_path: Path,
+    lent: list[Worker],
+    on_cpu: list[tuple[list[int], int, int]],
+    wishes: dict[str, object],
+) -> None:
+    """The MTP block in a file of its own, found beside its trunk."""
+    trunk, side = tmp_path / "trunk.gguf", tmp_path / "mtp-trunk.gguf"
+    convert(CHECKPOINT, trunk, ConvertOptions("f32", mtp="drop"))
+    convert(CHECKPOINT, side, ConvertOptions("f32", mtp="only"))
+    found, lying = answers(trunk, one(lent[0], **wishes))
+    planned = {(t.file, t.name): t.device for t in lying.plan.tensors}
+    assert lying.is_checked
+    assert dict(lying.found) == planned
+    block = {d for (file, name), d in planned.items() if file == str(side) and "nextn" in name}
+    assert block == ({CPU} if wishes == {"draft_ngl": 0} else {"RPC0"})
+    assert found == on_cpu
+
+
 def subject(path: Path) -> Subject:
     return Subject(metadata.read(path), sizing.contexts(2048, 1, 4, True))
 
 
 @pytest.mark.parametrize("wishes", [{}, {"n_gpu_layers": 4}, {"cpu_moe": -1}], ids=str)
-def test_memory_is_as_planned(path: Path, lent: list[Worker], wishes: dict) -> None:
+def test_memory_is_as_planned(path: Path, lent: list[Worker], wishes: dict[str, object]) -> None:
     """What llama.cpp says after loading, against the plan that was checked and the one that was
     only reckoned."""
     settled = settle(subject(path), one(lent[0], **wishes))
