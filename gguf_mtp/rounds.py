@@ -18,9 +18,10 @@ Fallback = Literal["drafter_failed", "never_accepted", "cache_full"]
 class Part(NamedTuple):
     """One sequence's part in a round.
 
-    `request` is its id. It was allowed to draft `depth` tokens, `reason` says in a word or two why
-    so many ("off" when nothing drafts at all). Of `n_drafted` tokens by the drafter `source` the
-    target looked at `n_judged` and agreed with `n_accepted`; `n_committed` joined the answer.
+    `request` is its id. It was allowed to draft `depth` tokens; `reason` says in a word or two why
+    so many ("off" when nothing drafts at all, "fixed" where nobody decides). Of `n_drafted` tokens
+    by the drafter `source` the target looked at `n_judged` and agreed with `n_accepted`;
+    `n_committed` joined the answer.
     """
 
     request: int
@@ -100,7 +101,7 @@ def _part(turn: Turn, outcome: Outcome) -> Part:
     return Part(
         request=turn.request.id,
         depth=turn.limit.n if turn.limit else 0,
-        reason=turn.limit.reason if turn.limit else "off",
+        reason=(turn.limit.reason or "fixed") if turn.limit else "off",
         source=turn.draft.source,
         n_drafted=len(turn.draft.tokens),
         n_judged=outcome.n_judged,

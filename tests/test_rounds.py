@@ -51,6 +51,7 @@ def test_every_decode_is_one_report_and_parts_add_up_to_the_answers() -> None:
         assert sum(p.n_judged for p in mine) == sum(stats.judged_per_position)
         assert 0 < stats.accepted < stats.drafted
         assert {p.source for p in mine if p.n_drafted} == {"mtp"}
+        assert {p.reason for p in mine} == {"fixed"}
         assert all(p.depth >= p.n_drafted for p in mine)
         assert max(p.depth for p in mine) == 3
         # Near the end fewer tokens may be drafted than the depth decision would like.

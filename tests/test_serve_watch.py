@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gguf_mtp.trace import read
-from tests.processes import process
+from tests.processes import COMMAND, process
 
 FIXED = ("--strict", "--draft-min", "2", "--draft-max", "2", "--temp", "0", "-np", "2")
 
@@ -69,6 +72,7 @@ def test_metrics_log_and_trace_agree_with_the_answers(tmp_path: Path) -> None:
     assert recording.about["n_seq"] == 2
     assert len(recording.moments) == found["rounds_total"]
     parts = [p for m in recording.moments for p in m.report.parts]
+    assert {p.reason for p in parts} == {"fixed"}
     assert sum(p.n_committed for p in parts) == total("decode_tokens")
     assert sum(p.n_accepted for p in parts) == total("accepted")
     assert sum(m.report.draft_s for m in recording.moments) == pytest.approx(
@@ -94,3 +98,16 @@ def test_a_full_disk_does_not_touch_the_answers() -> None:
     assert found["lost_lines_total"] > 2
     warning = "warning: lines for /dev/full are being lost: No space left on device\n"
     assert warnings == 2 * warning  # one for each file
+
+
+@pytest.mark.native
+@pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Linux does")
+def test_no_memory_for_the_context_is_one_sentence() -> None:
+    """The demo and its libraries fit within the limit; a KV cache of 690 MB does not."""
+    serve = f"ulimit -v 700000; exec {COMMAND} serve --port 0 -c 2048 -np 250 -t 1"
+    done = subprocess.run(["bash", "-c", serve], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert re.fullmatch(
+        r"error: no context of 512000 cells: .*; its KV cache wants \d+ MB\n", done.stderr
+    )
