@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from gguf_mtp.params import Constraint
 
-__all__ = ["AfterReasoning", "Fallible", "Following", "Mask", "MinTokens"]
+__all__ = ["AfterReasoning", "Fallible", "Following", "Mask", "MayReason", "MinTokens"]
 
 Mask = NDArray[np.bool_]
 
@@ -124,3 +124,38 @@ class AfterReasoning:
 
     def _text(self, tokens: Sequence[int]) -> bytes:
         return self._tail + b"".join(map(self._piece, tokens))
+
+
+class MayReason:
+    """A `params.Constraint`: `inner` from the first token on, unless that is `opening`: then what
+    `behind` makes of the rest, which begins inside the reasoning and is bound by the same `inner`.
+    """
+
+    def __init__(self, inner: Fallible, behind: AfterReasoning, opening: int) -> None:
+        self._inner, self._behind, self._opening = inner, behind, opening
+        self._chosen: Following | None = None
+
+    @property
+    def failure(self) -> str | None:
+        return self._inner.failure
+
+    def allowed(self, after: Sequence[int]) -> Mask | None:
+        chosen, rest = self._choose(after)
+        if chosen is not None:
+            return chosen.allowed(rest)
+        mask = self._inner.allowed(()).copy()
+        mask[self._opening] = True
+        return mask
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        self._chosen, rest = self._choose(tokens)
+        if self._chosen is not None:
+            self._chosen.commit(rest)
+
+    def _choose(self, tokens: Sequence[int]) -> tuple[Following | None, Sequence[int]]:
+        """Who is asked about `tokens`, and about which of them; nobody before the first one."""
+        if self._chosen is not None or not tokens:
+            return self._chosen, tokens
+        if tokens[0] == self._opening:
+            return self._behind, tokens[1:]
+        return self._inner, tokens

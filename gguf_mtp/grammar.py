@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 
 from gguf_mtp.errors import RequestError
-from gguf_mtp.following import AfterReasoning, Mask
+from gguf_mtp.following import AfterReasoning, Following, Mask, MayReason
 
 if TYPE_CHECKING:  # its import takes 40 ms, which only those who ask for a grammar shall wait for
     from llguidance import LLMatcher, LLTokenizer
@@ -145,9 +145,14 @@ class Grammar:
         """Obeyed from the answer's first token on."""
         return Follower(self._matcher.deep_copy(), self._tables.ends)
 
-    def follow_after(self, close: bytes, piece: Callable[[int], bytes]) -> AfterReasoning:
-        """Obeyed once the text has held `close`; `piece` gives a token's bytes."""
-        return AfterReasoning(self.follow(), self._tables.blanks, close, piece)
+    def follow_after(
+        self, close: bytes, piece: Callable[[int], bytes], opening: int | None = None
+    ) -> Following:
+        """Obeyed once the text has held `close`; `piece` gives a token's bytes. With `opening` the
+        text may begin with that token, inside of what `close` ends, or else is bound at once."""
+        inner = self.follow()
+        behind = AfterReasoning(inner, self._tables.blanks, close, piece)
+        return behind if opening is None else MayReason(inner, behind, opening)
 
 
 class Follower:

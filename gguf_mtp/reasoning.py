@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from gguf_mtp.markers import Seeker
 
-__all__ = ["CLOSE", "OPEN", "ReasoningParser", "Split", "is_open"]
+__all__ = ["CLOSE", "OPEN", "ReasoningParser", "Split", "is_open", "may_open"]
 
 OPEN, CLOSE = "<think>", "</think>"
 
@@ -26,6 +26,11 @@ class Split(NamedTuple):
 def is_open(prompt: str) -> bool:
     """Whether the answer to `prompt` begins inside the reasoning."""
     return prompt.rstrip().endswith(OPEN)
+
+
+def may_open(prompt: str) -> bool:
+    """Whether the answer to `prompt` may begin with reasoning that it opens itself."""
+    return not prompt.rstrip().endswith((OPEN, CLOSE))
 
 
 class ReasoningParser:

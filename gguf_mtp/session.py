@@ -96,12 +96,10 @@ class Session:
         Raises `RequestError`, at the end, for an answer that could not follow its grammar.
         """
         prompt = self._prompt(messages)
-        following: Following | None = None
-        if wishes.grammar and reasoning.is_open(prompt.text):
-            piece = piece_of(self.vocab, [reasoning.CLOSE])
-            following = wishes.grammar.follow_after(reasoning.CLOSE.encode(), piece)
-        elif wishes.grammar:
-            following = wishes.grammar.follow()
+        following = None
+        if wishes.grammar:
+            can_think = reasoning.CLOSE in (self.vocab.chat_template or "")
+            following = follow(wishes.grammar, self.vocab, prompt.text if can_think else "")
         asked = _Asked(self._tokens(prompt), max_tokens, wishes.n_logprobs, following)
         return self._answer(asked, params or self.sampling_defaults())
 
@@ -168,6 +166,18 @@ class _Asked(NamedTuple):
     max_tokens: int
     n_logprobs: int | None
     following: Following | None
+
+
+def follow(grammar: Grammar, vocab: Vocabulary, prompt: str) -> Following:
+    """Obedience to `grammar` behind the reasoning of an answer to `prompt`, of a model that may
+    reason; with no prompt from the first token on."""
+    close, piece = reasoning.CLOSE.encode(), piece_of(vocab, [reasoning.CLOSE])
+    if reasoning.is_open(prompt):
+        return grammar.follow_after(close, piece)
+    opening = vocab.tokenize(reasoning.OPEN, add_special=False)
+    if prompt and reasoning.may_open(prompt) and len(opening) == 1:
+        return grammar.follow_after(close, piece, opening[0])
+    return grammar.follow()
 
 
 def piece_of(vocab: Vocabulary, markers: Sequence[str]) -> Callable[[int], bytes]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
 import pytest
 
+from gguf_mtp.conversation import ChatTemplate
 from gguf_mtp.errors import RequestError
 from gguf_mtp.server.plan import Plan, plan_chat, plan_completion
 from gguf_mtp.server.schemas import ChatRequest, CompletionRequest
-from tests.chat_formats import CHATML, R1, V3, V31
+from tests.chat_formats import BOS, CHATML, EOS, R1, V3, V31
 from tests.scripted import Answer, ByteVocab, ScriptedEngine
 from tests.serving import served_of
 
@@ -127,6 +129,28 @@ def test_reasoning_is_free_and_what_follows_is_not() -> None:
     plain = plan_of("v31", **body)
     assert takes(plain, "{}")
     assert not takes(plain, "hm</think>{}")
+
+
+def test_a_model_that_opens_its_reasoning_itself_may_or_may_not() -> None:
+    """As R1's first templates left it to the model, and Qwen's do."""
+    assert R1.endswith("<think>\n{% endif %}")
+    template = R1.replace("<think>\n{% endif %}", "{% endif %}")
+    served = SERVED["r1"]
+    SERVED["opens"] = dataclasses.replace(served, template=ChatTemplate(template, BOS, EOS))
+    plan = plan_of("opens", response_format={"type": "json_object"})
+    assert plan.reading.thinks is False
+    assert takes(plan, '<think>{"a": [1</think>\n{}')
+    assert takes(plan, "{}")
+    assert takes(plan, "<think>not done yet")
+    assert not takes(plan, "<think>x</think>hello")
+    assert not takes(plan, "x<think></think>{}")
+    constraint = plan.constrain()
+    opening = ByteVocab().tokenize("<think>", add_special=False)
+    assert sorted(constraint.allowed(()).nonzero()[0]) == [ord("{"), *opening]
+    assert constraint.allowed(opening) is None
+    assert END not in constraint.allowed([ord("{")]).nonzero()[0]
+    constraint.commit([])
+    assert sorted(constraint.allowed(()).nonzero()[0]) == [ord("{"), *opening]
 
 
 V31_ONE = f'get{SEP}{{"city": "Rome"}}{CALL_END}'

@@ -21,7 +21,7 @@ from gguf_mtp.server.constraints import Calls, Form, call_grammar, form_grammar,
 from gguf_mtp.server.reader import Reading
 from gguf_mtp.server.sampling import params_of, stop_tokens_of
 from gguf_mtp.server.schemas import ChatRequest, CompletionRequest, Generation, Message, ToolChoice
-from gguf_mtp.session import Vocabulary, piece_of
+from gguf_mtp.session import Vocabulary, follow, piece_of
 
 __all__ = ["Plan", "Served", "plan_chat", "plan_completion"]
 
@@ -68,13 +68,17 @@ class Plan:
 
 
 class _Asked(NamedTuple):
-    """What the two kinds of requests are made into before they are treated alike."""
+    """What the two kinds of requests are made into before they are treated alike.
+
+    `reasons_after` is the prompt where the answer may begin with reasoning.
+    """
 
     prompts: Sequence[Sequence[int]]
     reading: Reading
     max_tokens: int | None
     n_logprobs: int | None
     grammar: Grammar | None
+    reasons_after: str = ""
 
 
 def plan_chat(served: Served, request: ChatRequest) -> Plan:
@@ -112,9 +116,9 @@ def plan_chat(served: Served, request: ChatRequest) -> Plan:
         max_tokens = request.max_tokens
     tokens = served.vocab.tokenize(prompt.text, add_special=not prompt.has_bos)
     grammar = _grammar(served, form_of(request, served.grammars), calls)
-    return _plan(
-        served, request, _Asked([tokens], reading, max_tokens, request.n_logprobs, grammar)
-    )
+    reasons_after = "" if reading.thinks is None else prompt.text
+    asked = _Asked([tokens], reading, max_tokens, request.n_logprobs, grammar, reasons_after)
+    return _plan(served, request, asked)
 
 
 def plan_completion(served: Served, request: CompletionRequest) -> Plan:
@@ -179,14 +183,12 @@ def _constraint(
     served: Served, request: Generation, asked: _Asked, stop_tokens: frozenset[int]
 ) -> Callable[[], Following | None]:
     """Raises `RequestError` where two wishes contradict each other."""
-    grammar, reading = asked.grammar, asked.reading
+    grammar = asked.grammar
     for name in ("ignore_eos", "min_tokens"):
         if grammar and getattr(request, name):
             raise RequestError(f"{name} cannot hold where a grammar says when the answer ends")
-    if grammar and reading.thinks:
-        return lambda: grammar.follow_after(reasoning.CLOSE.encode(), reading.piece)
     if grammar:
-        return grammar.follow
+        return lambda: follow(grammar, served.vocab, asked.reasons_after)
     n_least = request.min_tokens
     if n_least:
         ends = served.limits.end_tokens | stop_tokens
