@@ -143,7 +143,7 @@ class MayReason:
         chosen, rest = self._choose(after)
         if chosen is not None:
             return chosen.allowed(rest)
-        mask = self._inner.allowed(()).copy()
+        mask: Mask = self._inner.allowed(()).copy()
         mask[self._opening] = True
         return mask
 
