@@ -34,9 +34,11 @@ def save(recording: Recording, path: Path) -> None:
     for t, _ in recording.fallbacks:
         depth.axvline(t, color="tab:red", linewidth=1)
     found = acceptance(recording.moments)
-    positions.bar(range(1, len(found) + 1), [one.rate for one in found], color="tab:green")
+    places = range(1, len(found) + 1)
+    positions.bar(places, [one.rate for one in found], width=0.6, color="tab:green")
     positions.set(ylim=(0, 1), ylabel="acceptance", xlabel="position in the draft")
-    positions.set_xticks(range(1, len(found) + 1))
+    positions.set_xlim(0.4, max(len(found), 8) + 0.6)
+    positions.set_xticks(places)
     try:
         figure.savefig(path)
     except ValueError as error:

@@ -17,7 +17,18 @@ QUESTIONS = ("What is the capital of France?", "What is a river?")
 
 
 def main(folder: Path) -> None:
-    options = ("--temp", "0", "--draft", "mtp", "--draft-max", "3", "--log", "off")
+    options = (
+        "--temp",
+        "0",
+        "--draft",
+        "mtp",
+        "--draft-min",
+        "2",
+        "--draft-max",
+        "2",
+        "--log",
+        "off",
+    )
     with (
         tempfile.TemporaryDirectory() as profile,
         process(*options) as running,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -175,3 +177,17 @@ def test_a_histogram_counts_each_value_where_it_belongs() -> None:
         histogram.add(value)
     assert histogram.buckets() == [("0.1", 2.0), ("1", 3.0), ("+Inf", 4.0)]
     assert histogram.total == 5.65
+
+
+def test_the_document_names_every_metric() -> None:
+    metrics = Metrics(lambda: DepthReport(40.0, 2, 1.5, (0.9,), None))
+    metrics.answered(Answered("stop", 5, 3, 0.2, 0.6))
+    families = text_string_to_metric_families(metrics.text(NOW).decode())
+    names = {
+        f.name.removeprefix("gguf_mtp:") + ("_total" if f.type == "counter" else "")
+        for f in families
+    }
+    document = (Path(__file__).parents[1] / "docs" / "SERVER.md").read_text(encoding="utf-8")
+    [table] = re.findall(r"\| Metric \|.*?\n\n", document, re.S)
+    cells = [line.split(" | ")[0] for line in table.splitlines()[2:]]
+    assert {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)} == names
