@@ -157,3 +157,10 @@ def test_a_path_or_a_slash_in_a_sentence_is_no_command() -> None:
     session = Scripted(["ok"])
     talk(session, "/etc/passwd holds what?")
     assert session.asked == [[user("/etc/passwd holds what?")]]
+
+
+def test_stats_say_where_the_model_lies() -> None:
+    paper = Paper("/stats")
+    where = "CUDA0 3.0 GiB (7 layers, output), CPU 1.0 GiB"
+    converse(Scripted(), paper, SamplingParams(), 100, where)  # type: ignore[arg-type]
+    assert paper.notes == ["nothing has been answered yet", f"lies    {where}"]

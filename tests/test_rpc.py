@@ -215,6 +215,21 @@ def test_a_server_outlives_its_worker() -> None:
 
 
 @pytest.mark.native
+def test_a_token_s_bytes_on_the_wire() -> None:
+    """Plain decoding of the demo: the logits of one row come back, and little goes there."""
+    from gguf_mtp.bench.wire import measure
+    from gguf_mtp.demo import demo_model
+    from gguf_mtp.wishes import Placement
+
+    with workers(400 * MIB) as (worker,):
+        found = measure(demo_model(), worker.endpoint, Placement(), 0)
+    logits = 4096 * 4 / 1e3
+    assert logits < found["received_kb_per_token"] < 1.25 * logits
+    assert 1 < found["sent_kb_per_token"] < 20
+    assert found["loading_mb"] > 9  # the weights, at 8 bits
+
+
+@pytest.mark.native
 def test_an_engine_does_not_outlive_its_server() -> None:
     with workers(400 * MIB) as (worker,):
         arguments = ("--rpc", worker.endpoint, "--fit-margin", "0", "-t", "1", "--log", "off")
