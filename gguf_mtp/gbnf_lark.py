@@ -17,6 +17,8 @@ from gguf_mtp.gbnf_terminals import parts, with_terminals
 
 __all__ = ["lark_of", "to_lark"]
 
+MAX_DEPTH = 6
+"""Of brackets inside of brackets."""
 LARK = "%llguidance"
 """What a grammar in Lark begins with, as in llama.cpp; others are GBNF."""
 
@@ -47,10 +49,12 @@ def to_lark(source: str, token_of: Callable[[str], int | None]) -> str:
     names: dict[str | Node, str] = {name: f"{prefix}{i}" for i, name in enumerate(rules)}
     terminals = dict.fromkeys(t.node for n in rules.values() for t in parts(n, Terminal))
     names |= {node: f"T{i}" for i, node in enumerate(terminals)}
-    lines = [f"start: {names['root']}"]
-    lines += [f"{names[name]}: {_written(rule, names, is_regular)}" for name, rule in rules.items()]
-    lines += [f"{names[node]}: {_written(node, names, True)}" for node in terminals]
-    return "\n".join(lines)
+    writer = _Writer(names)
+    for name, rule in rules.items():
+        writer.define(names[name], rule, is_regular)
+    for node in terminals:
+        writer.define(names[node], node, True)
+    return "\n".join([f"start: {names['root']}", *writer.lines])
 
 
 def _reachable(rules: Mapping[str, Node], parser: Parser) -> list[str]:
@@ -74,28 +78,47 @@ def _is_recursive(rules: Mapping[str, Node]) -> bool:
     return bool(left)
 
 
-def _written(node: Node, names: Mapping[str | Node, str], is_regular: bool) -> str:
-    """Lark for `node`, where rules and terminals have `names`; a literal is in one piece only
-    inside of a terminal."""
+class _Writer:
+    """Writes definitions; rules and terminals have `names`."""
 
-    def group(inner: Node) -> str:
-        text = _written(inner, names, is_regular)
-        return text if isinstance(inner, Chars | Token | Ref | Terminal) else f"({text})"
+    def __init__(self, names: Mapping[str | Node, str]) -> None:
+        self.lines: list[str] = []
+        self._names = names
+        self._n_more = 0
 
-    match node:
-        case Chars(regex, _):
-            return f"/{regex}/"
-        case Text(text):
-            return json.dumps(text) if is_regular or not text else " ".join(map(json.dumps, text))
-        case Token(lark):
-            return lark
-        case Ref(name, _):
-            return names[name]
-        case Terminal(inner):
-            return names[inner]
-        case Many(inner, least, most):
-            return f"{group(inner)}{{{least},{'' if most is None else most}}}"
-        case Seq(nodes):
-            return " ".join(map(group, nodes)) if nodes else '""'
-        case Choice(nodes):
-            return " | ".join(map(group, nodes))
+    def define(self, name: str, node: Node, is_regular: bool) -> None:
+        """`is_regular`: as a terminal, where a literal is in one piece."""
+        self.lines.append(f"{name}: {self._text(node, is_regular, 0)}")
+
+    def _group(self, node: Node, is_regular: bool, depth: int) -> str:
+        """`node` as one item; what is deep inside gets a name of its own, for llguidance reads no
+        more than some levels of brackets."""
+        if isinstance(node, Chars | Token | Ref | Terminal):
+            return self._text(node, is_regular, depth)
+        if depth < MAX_DEPTH:
+            return f"({self._text(node, is_regular, depth + 1)})"
+        self._n_more += 1
+        name = f"{'X' if is_regular else 'x'}{self._n_more}"
+        self.define(name, node, is_regular)
+        return name
+
+    def _text(self, node: Node, is_regular: bool, depth: int) -> str:
+        match node:
+            case Chars(regex, _):
+                return f"/{regex}/"
+            case Text(text):
+                pieces = [text] if is_regular or not text else text
+                return " ".join(map(json.dumps, pieces))
+            case Token(lark):
+                return lark
+            case Ref(name, _):
+                return self._names[name]
+            case Terminal(inner):
+                return self._names[inner]
+            case Many(inner, least, most):
+                item = self._group(inner, is_regular, depth)
+                return f"{item}{{{least},{'' if most is None else most}}}"
+            case Seq(nodes):
+                return " ".join(self._group(n, is_regular, depth) for n in nodes) or '""'
+            case Choice(nodes):
+                return " | ".join(self._group(n, is_regular, depth) for n in nodes)

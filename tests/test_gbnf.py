@@ -43,6 +43,14 @@ def test_what_it_says(gbnf: str, members: list[str], others: list[str]) -> None:
     assert [text for text in others if accepts(gbnf, text)] == []
 
 
+@pytest.mark.parametrize("tail", ["", " root?"])
+def test_groups_may_lie_as_deep_as_generated_grammars_put_them(tail: str) -> None:
+    gbnf = "root ::= " + "([0-9] " * 90 + '"x"' + ")?" * 90 + f' "!"{tail}'
+    assert accepts(gbnf, "7" * 90 + "x!")
+    assert accepts(gbnf, "!")
+    assert not accepts(gbnf, "7" * 89 + "x!")
+
+
 @pytest.mark.parametrize("tail", ["", '\nroot ::= "x" root | t\nt ::= ("ab" | "abc")'])
 def test_words_of_several_characters_are_met_by_any_tokens(tail: str) -> None:
     """Without recursion the grammar is one terminal, with it characters: both are exact."""
