@@ -79,6 +79,8 @@ def test_the_wheel_holds_all_modules_and_the_demo(wheel: Path) -> None:
         if training not in path.parents
     }
     expected |= {f"gguf_mtp/bench/prompts/{path.name}" for path in ROOT.glob("bench/prompts/*")}
+    page = ROOT / "gguf_mtp" / "server" / "web"
+    expected |= {f"gguf_mtp/server/web/{path.name}" for path in page.iterdir()}
     checkpoint = ROOT / "gguf_mtp" / "demo" / "checkpoint"
     expected |= {f"gguf_mtp/demo/checkpoint/{path.name}" for path in checkpoint.iterdir()}
     assert len(list(checkpoint.glob("*.safetensors"))) == 3
