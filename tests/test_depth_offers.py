@@ -160,7 +160,7 @@ def test_an_offer_not_sent_is_learned_from_all_the_same() -> None:
         depth.record(Round([], 1, 0, 9, 1.0, 0.0, 0.0, [Judged(0, offer.confidence, 0, 1, COPIER)]))
     assert known.acceptance(0, offer.confidence)[0] < 0.5
     # another sequence: what all have shown, without this one's bad record
-    assert known.acceptance(1, offer.confidence)[0] > known.acceptance(0, offer.confidence)[0]
+    assert known.acceptance(0, offer.confidence)[0] < 0.6 * known.acceptance(1, offer.confidence)[0]
 
 
 def test_a_longer_match_is_trusted_more() -> None:
