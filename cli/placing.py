@@ -72,6 +72,12 @@ class PlacementArgs:
             "-mg", "--main-gpu", help="Number of the one device to use.", show_default=False
         ),
     ] = None
+    split_mode: Annotated[
+        str,
+        typer.Option(
+            "-sm", "--split-mode", help="layer: devices take layers in turn; none: one device."
+        ),
+    ] = "layer"
     tensor_split: Annotated[
         str | None,
         typer.Option(
@@ -173,7 +179,7 @@ class PlacementArgs:
             cpu_moe=-1 if self.cpu_moe else self.n_cpu_moe,
             fit=self.fit.value,
             devices=_names(self.device),
-            main_gpu=self.main_gpu,
+            main_gpu=_main_gpu(self.split_mode, self.main_gpu),
             rpc=parse_endpoints(self.rpc) if self.rpc is not None else (),
             margin=parse_size(self.fit_margin),
             load_mode=_load_mode(self.mmap, self.mlock),
@@ -185,6 +191,20 @@ class PlacementArgs:
             n_batch=self.ubatch,
             allow_thrash=self.allow_thrash,
         )
+
+
+def _main_gpu(split_mode: str, number: int | None) -> int | None:
+    """llama.cpp's way to say that one device shall be used alone."""
+    from ..errors import RequestError
+
+    if split_mode in ("row", "tensor"):
+        raise RequestError(
+            f"--split-mode {split_mode} cuts single tensors over devices, which llama.cpp cannot "
+            "do with an MTP block; layer and none are possible"
+        )
+    if split_mode not in ("layer", "none"):
+        raise RequestError(f"--split-mode {split_mode!r} is none of layer, none")
+    return number or 0 if split_mode == "none" else number
 
 
 def _load_mode(mmap: bool | None, mlock: bool) -> str:

@@ -27,7 +27,7 @@ from gguf_mtp.offload import (
     fit,
     report,
 )
-from gguf_mtp.offload.advice import memory_advice, refusal, thrashes
+from gguf_mtp.offload.advice import gib, memory_advice, refusal, thrashes
 from gguf_mtp.offload.directives import Directives, directives, side_directives
 from gguf_mtp.offload.manual import manual
 from gguf_mtp.present import chosen, remote
@@ -139,9 +139,24 @@ def settle(subject: Subject, wishes: Placement) -> Settled:
         return plan
 
     plan = made(machine)
-    if plan.is_on_cpu or wishes.fit == "off":
-        return Settled(plan, subject, wishes, False)
-    return _checked(made, machine, subject, wishes)
+    settled = (
+        Settled(plan, subject, wishes, False)
+        if plan.is_on_cpu or wishes.fit == "off"
+        else _checked(made, machine, subject, wishes)
+    )
+    if hand.is_empty:
+        _tell_of_unused(settled.plan)
+    return settled
+
+
+def _tell_of_unused(plan: OffloadPlan) -> None:
+    for device in plan.devices:
+        if not plan.used(device.name):
+            log.warning(
+                "nothing lies on %s: of %s free, %s are kept back (--fit-margin), and a decode's "
+                "buffers do not fit in the rest",
+                device.name, gib(device.free), gib(device.margin),
+            )  # fmt: skip
 
 
 def _checked(

@@ -6,6 +6,7 @@ that the plan reckoned with, and writes the same text with the same drafts accep
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -203,6 +204,15 @@ def test_a_plan_that_llama_cpp_finds_too_large_is_made_again(
         assert not settled.plan.over_budget()
         experts = [t for t in settled.plan.tensors if is_routed(t.name) and t.device == CPU]
         assert experts  # it does not fit whole
+
+
+def test_a_device_that_gets_nothing_is_said(
+    path: Path, lent: list[Worker], caplog: pytest.LogCaptureFixture
+) -> None:
+    settled = settle(subject(path), replace(one(lent[0]), margin=1 << 30))
+    assert settled.plan.is_on_cpu
+    (said,) = caplog.messages
+    assert re.match(r"nothing lies on RPC\d: of 3\d\d\.\d MiB free, 1\.0 GiB are kept back", said)
 
 
 def test_keys_and_values_of_mla_have_one_type(path: Path) -> None:

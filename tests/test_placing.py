@@ -61,6 +61,13 @@ def test_options_become_wishes() -> None:
     )
 
 
+def test_one_device_alone() -> None:
+    assert placed(split_mode="none").main_gpu == 0
+    assert placed(split_mode="none", main_gpu=2).main_gpu == 2
+    assert placed(main_gpu=2).main_gpu == 2
+    assert placed().main_gpu is None
+
+
 @pytest.mark.parametrize(
     ("mmap", "mlock", "mode"),
     [
@@ -94,6 +101,8 @@ def test_ways_to_load(mmap: bool | None, mlock: bool, mode: str) -> None:
         ({"override_tensor": ["=CPU"]}, "is not PATTERN=DEVICE"),
         ({"fit_margin": "much"}, "'much' is no size"),
         ({"rpc": "host"}, "write host:port"),
+        ({"split_mode": "tensor"}, "cannot do with an MTP block"),
+        ({"split_mode": "rows"}, "is none of layer, none"),
     ],
 )
 def test_contradictions_are_sentences(options: dict[str, Any], says: str) -> None:

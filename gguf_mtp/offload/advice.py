@@ -11,7 +11,7 @@ from gguf_mtp.offload.parts import Subject
 from gguf_mtp.offload.plan import Machine, OffloadPlan, keys_of
 from gguf_mtp.offload.predict import predict
 
-__all__ = ["largest_context", "memory_advice", "more_memory", "refusal", "thrashes"]
+__all__ = ["gib", "largest_context", "memory_advice", "more_memory", "refusal", "thrashes"]
 
 WHOLE_RAM = 0.97
 """Share of the available memory that the CPU's part may take: the system needs some."""
