@@ -3,47 +3,35 @@
 from __future__ import annotations
 
 import itertools
-import json
 import random
 from collections import Counter
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
 from gguf_mtp.errors import RequestError
-from gguf_mtp.following import AfterReasoning, MinTokens
-from gguf_mtp.grammar import Follower, quoted
+from gguf_mtp.grammar import quoted
 from gguf_mtp.json_grammar import compile_schema
 from gguf_mtp.params import SamplingParams
 from gguf_mtp.sampling import Chain
 from gguf_mtp.types import Draft
 from gguf_mtp.verify import verify
 from tests.sampled_laws import excess
-from tests.words import CALL, END, N_VOCAB, SEP, STOP, WordVocab, grammars, may_follow
+from tests.words import (
+    CALL,
+    END,
+    N_VOCAB,
+    SEP,
+    STOP,
+    WordVocab,
+    allowed,
+    grammars,
+    may_follow,
+    text,
+)
 
 GRAMMARS = grammars()
 VOCAB = WordVocab()
-
-
-def allowed(follower: Follower, after: Sequence[int] = ()) -> set[int]:
-    return {int(i) for i in follower.allowed(after).nonzero()[0]}
-
-
-def text(tokens: Sequence[int]) -> bytes:
-    return b"".join(map(VOCAB.piece, tokens))
-
-
-def walk(follower: Follower, rng: random.Random, n: int = 60) -> list[int]:
-    """Tokens drawn evenly from what is allowed, up to an end token."""
-    tokens: list[int] = []
-    while len(tokens) < n:
-        token = rng.choice(sorted(allowed(follower)))
-        if token in (END, STOP):
-            return tokens
-        tokens.append(token)
-        follower.commit([token])
-    raise AssertionError(f"no end after {text(tokens)!r}")
 
 
 # -- the mask ----------------------------------------------------------------------------------
@@ -240,148 +228,7 @@ def test_the_mask_comes_before_the_filters() -> None:
     np.testing.assert_allclose(law.probs, [np.e / (np.e + 1), 1 / (np.e + 1)], rtol=1e-6)
 
 
-# -- after the reasoning -----------------------------------------------------------------------
-
-
-def reasoning(lark: str) -> AfterReasoning:
-    return GRAMMARS.compile(lark).follow_after(b"</think>", VOCAB.piece)
-
-
-def tokens_of(raw: str) -> list[int]:
-    return VOCAB.tokenize(raw, add_special=False)
-
-
-@pytest.mark.parametrize("size", [1, 2, 5, 100])
-def test_it_begins_behind_the_reasoning_wherever_rounds_end(size: int) -> None:
-    constraint = reasoning('start: "ab"')
-    tokens = tokens_of("so </thin </think>")
-    while tokens:
-        assert constraint.allowed(()) is None
-        assert constraint.allowed(tokens[:-1]) is None
-        chunk, tokens = tokens[:size], tokens[size:]
-        constraint.commit(chunk)
-    ids = {int(i) for i in constraint.allowed(()).nonzero()[0]}
-    blanks = {ord(" "), ord("\n"), 265, 266}
-    assert ids == {ord("a"), 257} | blanks
-    constraint.commit(tokens_of("\n\n"))
-    constraint.commit(tokens_of(" "))
-    assert {int(i) for i in constraint.allowed(()).nonzero()[0]} == {ord("a"), 257}
-    constraint.commit([257])
-    assert {int(i) for i in constraint.allowed(()).nonzero()[0]} == {END, STOP}
-    assert constraint.failure is None
-
-
-def test_a_draft_may_end_the_reasoning() -> None:
-    constraint = reasoning('start: "ab" "c"')
-    constraint.commit(tokens_of("so </thi"))
-    draft = [*tokens_of("nk>"), ord("\n"), 257]
-    assert constraint.allowed(draft[:2]) is None
-    assert ord("c") not in constraint.allowed(draft[:3]).nonzero()[0]
-    assert [int(i) for i in constraint.allowed(draft).nonzero()[0]] == [ord("c")]
-    assert constraint.allowed(draft[:2]) is None
-    constraint.commit([*draft, ord("c")])
-    assert {int(i) for i in constraint.allowed(()).nonzero()[0]} == {END, STOP}
-
-
-def test_white_space_of_the_grammar_itself_is_not_skipped() -> None:
-    constraint = reasoning('start: "\\n\\nab"')
-    constraint.commit([*tokens_of("</think>"), 266])
-    assert {int(i) for i in constraint.allowed(()).nonzero()[0]} == {ord("a"), 257}
-
-
-def test_text_in_the_token_that_ends_the_reasoning_cannot_be_put_right() -> None:
-    inner = GRAMMARS.compile('start: "ab"')
-    pieces = {1: b"</think", 2: b">\n", 3: b">x"}
-    good = inner.follow_after(b"</think>", pieces.__getitem__)
-    good.commit([1, 2])
-    assert good.failure is None
-    bad = inner.follow_after(b"</think>", pieces.__getitem__)
-    bad.commit([1, 3])
-    assert bad.failure == "the token that ends the reasoning holds text behind it"
-    assert {int(i) for i in bad.allowed(()).nonzero()[0]} >= {END, STOP}
-
-
-def test_an_answer_does_not_end_before_its_time() -> None:
-    constraint = MinTokens(3, {END, STOP}, N_VOCAB)
-    constraint.commit([1])
-    assert {int(i) for i in (~constraint.allowed([2])).nonzero()[0]} == {END, STOP}
-    assert constraint.allowed([2, 3]) is None
-    constraint.commit([2, 3])
-    assert constraint.allowed(()) is None
-
-
-# -- schemas, and what is no grammar -----------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("schema", "words"),
-    [
-        ({"properties": {"a/b": {"items": {"type": "strin"}}}}, "at /properties/a~1b/items: Inv"),
-        ({"anyOf": [{"type": "null"}, {"uniqueItems": True}]}, "at /anyOf/1: Unimplemented keys"),
-        ({"$defs": {"d": {"pattern": "(?=x)"}}, "$ref": "#/$defs/d"}, "at /$defs/d: regex"),
-        ({"properties": {"a": {"$ref": "#/$defs/b"}}}, "at /properties/a: Pointer"),
-        (
-            {
-                "type": "array",
-                "items": {"type": "number", "minimum": 5, "maximum": 3},
-                "minItems": 1,
-            },
-            "at /items: Unsatisfiable",
-        ),
-        ({"properties": {"x": {"minimum": float("inf")}}}, "at /properties/x/minimum: inf is no"),
-        ({"$ref": "#"}, "at the root: it leaves nothing to write"),
-        ([], "at the root: a schema is an object"),
-        (False, "at the root: Unsatisfiable"),
-        (
-            {"type": "object", "properties": {f"p{i}": {} for i in range(3000)}},
-            "at the root: Current row has",
-        ),
-    ],
-)
-def test_a_schema_that_cannot_be_enforced_says_where(schema: object, words: str) -> None:
-    with pytest.raises(RequestError, match=r"^at ") as caught:
-        compile_schema(GRAMMARS, schema)
-    assert str(caught.value).startswith(words)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_schema_nested_without_end_is_refused() -> None:
-    schema: dict = {}
-    inner = schema
-    for _ in range(100_000):
-        inner["items"] = {}
-        inner = inner["items"]
-    with pytest.raises(RequestError, match="nested deeper than 64"):
-        compile_schema(GRAMMARS, schema)
-
-
-def test_looking_for_what_is_wrong_has_an_end() -> None:
-    schema: dict = {"enum": [f"choice {i}" for i in range(40_000)], "uniqueItems": True}
-    for _ in range(20):
-        schema = {"items": schema}
-    with pytest.raises(RequestError, match=r"^at /items/items/items: Unimplemented keys"):
-        compile_schema(GRAMMARS, schema)
-
-
-def test_keywords_that_cannot_be_enforced_are_ignored_only_when_asked() -> None:
-    schema = {"type": "array", "uniqueItems": True, "items": {"const": 12}, "maxItems": 2}
-    with pytest.raises(RequestError):
-        compile_schema(GRAMMARS, schema)
-    follower = compile_schema(GRAMMARS, schema, lenient=True).follow()
-    assert json.loads(text(walk(follower, random.Random(0)))) in ([], [12], [12, 12])
-
-
-def test_white_space_is_bounded_and_a_pretty_printer_is_not_hindered() -> None:
-    grammar = compile_schema(GRAMMARS, {"type": "object"})
-    value = {"a": [1, {"b": []}], "c": {"d": "e"}}
-    for indent in (None, 2, 4):
-        follower = grammar.follow()
-        follower.commit(list(json.dumps(value, indent=indent).encode()))
-        assert follower.failure is None
-        assert allowed(follower) == {END, STOP}
-    follower = grammar.follow()
-    follower.commit(list(b"{   "))
-    assert follower.failure
+# -- what is no grammar ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import random
+from collections.abc import Iterable, Sequence
 
-from gguf_mtp.grammar import Grammars
+from gguf_mtp.grammar import Follower, Grammars
 
 WORDS = [
     '"',
@@ -68,3 +69,23 @@ def may_follow(text: bytes, language: Iterable[str]) -> set[int]:
         t for t in range(END) if any(member.startswith(text + vocab.piece(t)) for member in members)
     }
     return ids | ({END, STOP} if text in members else set())
+
+
+def allowed(follower: Follower, after: Sequence[int] = ()) -> set[int]:
+    return {int(i) for i in follower.allowed(after).nonzero()[0]}
+
+
+def text(tokens: Sequence[int]) -> bytes:
+    return b"".join(map(WordVocab().piece, tokens))
+
+
+def walk(follower: Follower, rng: random.Random, n: int = 60) -> list[int]:
+    """Tokens drawn evenly from what is allowed, up to an end token."""
+    tokens: list[int] = []
+    while len(tokens) < n:
+        token = rng.choice(sorted(allowed(follower)))
+        if token in (END, STOP):
+            return tokens
+        tokens.append(token)
+        follower.commit([token])
+    raise AssertionError(f"no end after {text(tokens)!r}")
