@@ -53,6 +53,8 @@ def line_up(facts: ModelFacts, wishes: Wishes) -> Lineup:
     if names == ():
         return Lineup()
     if wishes.file is not None:
+        if names is not None and not {"mtp", "model"} & set(names):
+            raise RequestError(f"draft is {wishes.draft!r}, which does not use {wishes.file}")
         side, model = _read(facts, wishes.file, names)
     else:
         side, model = None, None
