@@ -72,8 +72,7 @@ class Filters:
         """The distribution of the token; at least one survives. Where anything was filtered, ids
         come by falling probability. `seen` is for penalties that are not the first sampler."""
         if self.takes_the_top:
-            ids, logits = row.top()
-            return Distribution(ids[logits.argmax()][None], CERTAIN)
+            return Distribution(np.array([row.best()]), CERTAIN)
         if self._glance is not None and row.is_plain:
             # The likeliest token passes every filter: alone above min-p, it is the law.
             passing = (row.logits >= row.peak + self._glance).nonzero()[0]

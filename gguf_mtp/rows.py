@@ -74,6 +74,20 @@ class Row:
         near = self.near()
         return near if len(near[0]) else self.everything()
 
+    def best(self) -> int:
+        """The likeliest token; of equal ones the first."""
+        top = int(self.logits.argmax())
+        if self.ids is not None and self.values is not None:
+            place = int(self.ids.searchsorted(top))
+            is_changed = place < len(self.ids) and self.ids[place] == top
+            if is_changed or self.values.max() >= self.logits[top]:
+                ids, logits = self.top()
+                return int(ids[logits.argmax()])
+        if self.mask is not None and not self.mask[top]:
+            ids, logits = self.top()
+            return int(ids[logits.argmax()])
+        return top
+
     def everything(self) -> tuple[Ids, Floats]:
         """Every token that may come, by rising id, and its logit; at least one."""
         if self._everything is None:
@@ -81,16 +95,23 @@ class Row:
         return self._everything
 
     def _altered(self, ids: Ids, values: Floats) -> tuple[Ids, Floats]:
-        """`near`, with changes and mask."""
-        if self.ids is not None and len(self.ids):
-            assert self.values is not None
-            at = np.minimum(self.ids.searchsorted(ids), len(self.ids) - 1)
-            same = self.ids[at] != ids
-            high = self.values >= self.floor
-            ids = np.concatenate((ids[same], self.ids[high]))
-            values = np.concatenate((values[same], self.values[high]))
-            order = ids.argsort()
-            ids, values = ids[order], values[order]
+        """`near`, with changes and mask; `values` is written. The changes are few: they are looked
+        up among the others, not the others among them."""
+        if self.ids is not None and self.values is not None:
+            place = ids.searchsorted(self.ids)
+            is_here = ids[np.minimum(place, len(ids) - 1)] == self.ids
+            is_high = self.values >= self.floor
+            values[place[is_here]] = self.values[is_here]
+            fallen, risen = is_here & ~is_high, ~is_here & is_high
+            if risen.any():
+                places, new = place[risen], self.values[risen]
+                ids, values = (
+                    np.insert(ids, places, self.ids[risen]),
+                    np.insert(values, places, new),
+                )
+            if fallen.any():
+                stays = values >= self.floor
+                ids, values = ids[stays], values[stays]
         if self.mask is not None:
             allowed = self.mask[ids]
             ids, values = ids[allowed], values[allowed]

@@ -16,6 +16,7 @@ from gguf_mtp.types import Distribution
 from tests.sampling_reference import by_definition
 
 PARAMS = [
+    SamplingParams(0.0),
     SamplingParams(1.0, 0, 1.0, 0.0),
     SamplingParams(0.7, 40, 1.0, 0.0),
     SamplingParams(0.7, 0, 0.9, 0.0),
