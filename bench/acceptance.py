@@ -16,6 +16,7 @@ what each way would accept in the mean over the same rows, whose context is the 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
 import statistics
@@ -189,11 +190,14 @@ def measure(
         options = LoadOptions(n_ctx=512, n_threads=1, draft_min=depth, draft_max=depth)
         with load(demo_model(kind="q8_0"), options) as session:
             for temperature in temps:
-                law = (temperature, 0, 1.0, 0.0) if is_open else (temperature,)
+                law = SamplingParams(temperature)
+                if is_open:
+                    law = SamplingParams(temperature, 0, 1.0, 0.0)
                 label = f"{depth:5}  {temperature:11}"
                 for way in WAYS:
                     seeds = range(n_rounds) if way.is_seeded else [None] * n_rounds
-                    result = measured(session, way, [SamplingParams(*law, seed=s) for s in seeds])
+                    wishes = [dataclasses.replace(law, seed=s) for s in seeds]
+                    result = measured(session, way, wishes)
                     yield result.line(f"{label}  {way.name:12}")
                     if way is WAYS[0]:
                         first = result.rows

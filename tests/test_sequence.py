@@ -74,3 +74,39 @@ def test_a_request_bounds_its_own_drafts_and_no_other() -> None:
     assert drafted[ids[1]].drafted == 0
     assert len(drafted[ids[2]].judged_per_position) == 2
     assert len(drafted[ids[0]].judged_per_position) == 4
+
+
+def test_a_request_may_name_tokens_that_end_it() -> None:
+    """Drafted or not; they are no part of the answer, as the model's own end tokens."""
+    prompt, params = [3, 1, 4], SamplingParams(temperature=0)
+
+    def answer(depth: int, stops: frozenset[int]) -> tuple[list[int], str | None]:
+        limits = EngineLimits(n_ctx=64, n_seq=1, n_batch=32, end_tokens=frozenset())
+        engine = Engine(FakeTarget(1), [MtpDrafter(FakeMtp(1), 1, 32)], FixedDepth(depth), limits)
+        engine.submit(prompt, params, 30, AnswerOptions(stop_tokens=stops))
+        tokens: list[int] = []
+        while not engine.is_idle:
+            for chunk in engine.step():
+                tokens += chunk.tokens
+        return tokens, chunk.finish_reason
+
+    whole, reason = answer(0, frozenset())
+    assert reason == "length"
+    for depth in (0, 3):
+        for stop in set(whole[3:12]):
+            expected = whole[: whole.index(stop)]
+            assert answer(depth, frozenset({stop, 99})) == (expected, "stop")
+
+
+def test_logprobs_come_with_every_committed_token() -> None:
+    limits = EngineLimits(n_ctx=64, n_seq=1, n_batch=32, end_tokens=frozenset())
+    engine = Engine(FakeTarget(1), [MtpDrafter(FakeMtp(1), 1, 32)], FixedDepth(3), limits)
+    engine.submit([3, 1, 4], SamplingParams(temperature=0), 20, AnswerOptions(n_logprobs=1))
+    n_drafted = 0
+    while not engine.is_idle:
+        for chunk in engine.step():
+            n_drafted += chunk.n_from_draft
+            entries = chunk.logprobs or []
+            assert [e.token for e in entries] == list(chunk.tokens)
+            assert all(e.top == [(e.token, e.logprob)] for e in entries)  # greedy
+    assert n_drafted > 5
