@@ -11,11 +11,12 @@ import pytest
 
 from gguf_mtp.conversation import ChatTemplate
 from gguf_mtp.demo import demo_model
+from gguf_mtp.json_grammar import compile_schema
 from gguf_mtp.loader import LoadOptions, load
 from gguf_mtp.params import SamplingParams
 from gguf_mtp.server.plan import Served, plan_chat
 from gguf_mtp.server.schemas import ChatRequest
-from gguf_mtp.session import Session
+from gguf_mtp.session import Session, Wishes
 from tests.chat_formats import R1, V3, V31
 from tests.serving import Server, serving
 
@@ -90,6 +91,24 @@ def test_demanded_calls_are_calls_with_the_arguments_that_were_declared(
         [call] = one["message"]["tool_calls"]
         assert call["function"]["name"] in (["put"] if named else ["get", "put"])
         jsonschema.validate(json.loads(call["function"]["arguments"]), CITY)
+
+
+def test_a_session_binds_its_answers_and_tells_how_likely_each_token_was(
+    session: Session,
+) -> None:
+    wishes = Wishes(compile_schema(session.grammars, CITY), 2)
+    params = SamplingParams(temperature=1.5, seed=3)
+    ask = [{"role": "user", "content": "Where?"}]
+    for pieces in (
+        session.chat(ask, params, 300, wishes),
+        session.complete("Where?", params, 300, wishes),
+    ):
+        said = list(pieces)
+        jsonschema.validate(json.loads("".join(piece.text for piece in said)), CITY)
+        tokens = [token for piece in said for token in piece.chunk.tokens]
+        likely = [entry for piece in said for entry in piece.chunk.logprobs or ()]
+        assert [entry.token for entry in likely] == tokens
+        assert all(len(entry.top) == 2 for entry in likely)
 
 
 def test_a_form_begins_behind_real_reasoning_tokens(session: Session) -> None:
