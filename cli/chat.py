@@ -87,7 +87,7 @@ def chat(
         if model_args != ModelArgs(model_args.model) or placement_args != PlacementArgs():
             raise typer.BadParameter("with --server, how the model runs is the server's business")
         name = str(model_args.model) if model_args.model else None
-        fields = sampling_args.given() | shape_args.fields()
+        fields = sampling_args.fields() | shape_args.fields()
         remote = RemoteSession(server, name, api_key, fields)
         screen.note(f"{remote.model} at {remote.url}")
         screen.note(HELP)

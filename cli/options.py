@@ -229,6 +229,13 @@ class SamplingArgs:
         }
         return {name: value for name, value in given.items() if value is not None}
 
+    def fields(self) -> dict[str, Any]:
+        """`given`, as a request to a server has it: JSON knows no infinity, and `false` bans."""
+        fields = self.given()
+        if biases := fields.get("logit_bias"):
+            fields["logit_bias"] = [[t, b if b > float("-inf") else False] for t, b in biases]
+        return fields
+
     def over(self, defaults: SamplingParams) -> SamplingParams:
         """`defaults` with what was given on the command line. Raises `RequestError`."""
         import dataclasses

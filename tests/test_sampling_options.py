@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from gguf_mtp.cli.options import SamplingArgs
@@ -45,6 +47,13 @@ def test_everything_given_is_taken() -> None:
         logit_bias=((5, 1.5), (9, float("-inf"))),
         samplers=("top_k", "temperature"),
     )
+
+
+def test_a_server_gets_json() -> None:
+    args = SamplingArgs(logit_bias=["5+1.5", "9-inf"], samplers="top_k;temp", top_k=3)
+    sent = json.loads(json.dumps(args.fields(), allow_nan=False))
+    expected = {"logit_bias": [[5, 1.5], [9, False]], "samplers": ["top_k", "temperature"]}
+    assert sent == expected | {"top_k": 3}
 
 
 @pytest.mark.parametrize(
