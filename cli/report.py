@@ -82,7 +82,11 @@ def decision_lines(depth: Depth) -> list[str]:
     report = depth.report()
     out = [f"depth   {_decision(report)}"]
     if report.depth == 0 and report.reason:
-        out.append(f"        {report.reason}; --draft off saves the MTP block's memory")
+        tip = "; --draft off saves the drafter's memory" if report.acceptance else ""
+        out.append(f"        {report.reason}{tip}")
+    for rates in report.offers.values():
+        if rates:
+            out.append(f"        copies right at their first token: {100 * rates[0]:.0f} %")
     return out
 
 

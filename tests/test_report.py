@@ -98,6 +98,15 @@ def test_the_decision_names_speed_gain_or_the_reason_against() -> None:
     assert line == "depth   depth 0, plain would be 10.0 tokens/s"
     assert "verification too dear" in reason
 
+    copies = AutoDepth(DepthOptions(draft_max=2))
+    for n_accepted in (1, 0, 0, 1) * 10:
+        offers = [Judged(0, [0.5], n_accepted, 1, "ngram")]
+        copies.record(Round([], 1, 0, 50, 0.1, 0.0, 0.0, offers))
+    assert report.decision_lines(copies)[1:] == [
+        "        only what can be copied is drafted",
+        "        copies right at their first token: 50 %",
+    ]
+
     wrong = AutoDepth(DepthOptions(draft_max=2))
     run(wrong, {1: 0.1, 2: 0.13, 3: 0.16}, every=10)
     assert "acceptance too low" in report.decision_lines(wrong)[1]
