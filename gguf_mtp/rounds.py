@@ -6,11 +6,14 @@ what they do with it nor any file or network.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 from gguf_mtp.sequence import Outcome, Times, Turn
+
+log = logging.getLogger(__name__)
 
 Fallback = Literal["drafter_failed", "never_accepted", "cache_full"]
 
@@ -67,7 +70,8 @@ class Observer(Protocol):
 
 
 class Observers:
-    """Those who watch an engine; nothing is put together while there are none."""
+    """Those who watch an engine; nothing is put together while there are none. One that raises is
+    left out from then on: answers do not fail because nobody could count them."""
 
     def __init__(self) -> None:
         self._observers: list[Observer] = []
@@ -89,12 +93,18 @@ class Observers:
             draft_s=times.draft_s,
             other_s=seconds - times.target_s - times.draft_s,
         )
-        for observer in self._observers:
-            observer.round(report)
+        self._tell(lambda observer: observer.round(report))
 
     def fell_back(self, kind: Fallback, why: str) -> None:
-        for observer in self._observers:
-            observer.fell_back(kind, why)
+        self._tell(lambda observer: observer.fell_back(kind, why))
+
+    def _tell(self, what: Callable[[Observer], None]) -> None:
+        for observer in list(self._observers):
+            try:
+                what(observer)
+            except Exception:
+                log.exception("%s is told no more of this engine", type(observer).__name__)
+                self._observers.remove(observer)
 
 
 def _part(turn: Turn, outcome: Outcome) -> Part:

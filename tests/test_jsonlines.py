@@ -125,3 +125,11 @@ def test_a_reader_that_has_stopped_holds_nobody_up(monkeypatch, caplog) -> None:
     os.close(writer)
     lines._thread.join(5)
     assert not lines._thread.is_alive()
+
+
+def test_standard_output_is_a_file_like_others(capfd: pytest.CaptureFixture[str]) -> None:
+    lines = JsonLines(None)
+    lines.write({"n": 1})
+    lines.close()
+    print("still open", flush=True)
+    assert capfd.readouterr().out == '{"n":1}\nstill open\n'

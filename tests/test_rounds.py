@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
+
+import pytest
 
 from gguf_mtp.depth import FixedDepth
 from gguf_mtp.engine import CACHE_FULL, Engine
 from gguf_mtp.rounds import Fallback, RoundReport
 from tests.fakes import FakeMtp, FakeTarget
-from tests.test_engine import GREEDY, NO_END, collect, engine_of
+from tests.test_engine import GREEDY, NO_END, collect, engine_of, greedy
 
 
 class Seen:
@@ -107,3 +110,23 @@ def test_dropping_idle_prefixes_is_a_fallback() -> None:
     collect(engine, [[1, 2, 3]], 4)  # leaves an idle prefix
     collect(engine, [[7, 8, 9]], 12)
     assert seen.fallbacks == [("cache_full", CACHE_FULL)]
+
+
+def test_an_observer_that_fails_is_left_out_and_nothing_else(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Broken(Seen):
+        def round(self, report: RoundReport) -> None:
+            super().round(report)
+            raise KeyError("a bug")
+
+    engine = engine_of(FakeTarget(), 2)
+    broken = Broken()
+    engine.observers.add(broken)
+    seen = watched(engine)
+    with caplog.at_level(logging.ERROR):
+        [answer], _ = collect(engine, [[3, 1, 4]], 20)
+    assert answer == greedy([3, 1, 4], 20)
+    assert len(broken.rounds) == 1
+    assert len(seen.rounds) > 5
+    assert caplog.messages == ["Broken is told no more of this engine"]
