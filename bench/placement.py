@@ -95,7 +95,7 @@ def main() -> None:
             }
         )
         print(f"{'demo f32':12} {name:14} {same:>8}/3 {rows[-1]['as_planned']!s:>10}")
-    for kind in args.widened.split(","):
+    for kind in filter(None, args.widened.split(",")):
         path = widened_model(kind)
         for name, way in ways(path, workers).items():
             plain = rate(path, way, "off", args.rounds, args.n)

@@ -30,7 +30,7 @@ def chosen(wishes: Placement) -> tuple[Device, ...]:
     """The devices to use, in order. Workers are looked at by socket: a connection of ggml's own
     would keep the check's out."""
     lent = [
-        Device(name, free, margin=wishes.margin, copies_experts=False)
+        Device(name, free, margin=wishes.margin, copies_experts=False, is_remote=True)
         for name, free in remote(wishes.rpc)
     ]
     found = (*lent, *llama.devices(wishes.margin))

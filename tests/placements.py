@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 import numpy as np
+from hypothesis import strategies as st
 
 from gguf_mtp.offload import CPU, Contexts, Device, Machine, OffloadPlan, Subject
 from gguf_mtp.offload.directives import Directives
@@ -79,13 +80,29 @@ def subject(
     return Subject(facts_of(n_layer, expert, attention, tied), contexts)
 
 
-def machine(free: Sequence[int]) -> Machine:
-    """Devices GPU0, GPU1, ... that keep 5 MiB back and copy no experts."""
+def machine(free: Sequence[int], n_remote: int = 0) -> Machine:
+    """Devices GPU0, GPU1, ... that keep 5 MiB back and copy no experts; the first `n_remote` are
+    other machines'."""
     return Machine(
         tuple(
-            Device(f"GPU{i}", n, margin=5 * MIB, copies_experts=False) for i, n in enumerate(free)
+            Device(f"GPU{i}", n, margin=5 * MIB, copies_experts=False, is_remote=i < n_remote)
+            for i, n in enumerate(free)
         )
     )
+
+
+sizes = st.integers(0, 600).map(lambda n: n * MIB)
+machines = st.builds(machine, st.lists(sizes, max_size=4), st.integers(0, 4))
+models = st.builds(
+    subject,
+    n_layer=st.integers(1, 9),
+    drafts=st.booleans(),
+    expert=st.integers(1, 60).map(lambda n: n * MIB),
+    attention=st.integers(1, 20).map(lambda n: n * MIB),
+    tied=st.booleans(),
+    kv_offload=st.booleans(),
+    n_cells=st.sampled_from([256, 65536, 65536]),
+)
 
 
 def llama_cpp_places(

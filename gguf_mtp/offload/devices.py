@@ -29,13 +29,15 @@ HOST_BANDWIDTH = 60e9
 @dataclass(frozen=True, slots=True)
 class Device:
     """Memory that layers can lie on beside the CPU's. `copies_experts`: large batches copy weights
-    that lie with the CPU into the device's memory to compute there (op-offload)."""
+    that lie with the CPU into the device's memory to compute there (op-offload). `is_remote`: it is
+    another machine's."""
 
     name: str
     free: int
     bandwidth: float = DEVICE_BANDWIDTH
     margin: int = MARGIN
     copies_experts: bool = True
+    is_remote: bool = False
 
     @property
     def budget(self) -> int:

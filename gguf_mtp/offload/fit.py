@@ -5,7 +5,7 @@ Pure: header facts, sizes of contexts and devices in, an `OffloadPlan` out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from gguf_mtp.offload.buffers import Rooms, rooms
@@ -50,8 +50,9 @@ def _fit(subject: Subject, machine: Machine) -> OffloadPlan:
     free = {d.name: _free(subject, able, i, room) for i, d in enumerate(able.devices)}
     units = subject.parts()
     cache = room.kv if subject.contexts.kv_offload else 0
-    owners = _split([u for u in units if u.has_cache], free, cache)
-    filler = _Filler(free, owners)
+    sizes = _Sizes(units, able.devices, cache)
+    owners = _split([u for u in units if u.has_cache], free, sizes)
+    filler = _Filler(free, owners, sizes.remote)
     places: dict[str, str] = {}
     for unit in units:
         device = owners.get(unit.layer, CPU) if unit.has_cache else filler.place(unit)
@@ -86,61 +87,91 @@ def _free(subject: Subject, machine: Machine, index: int, room: Rooms) -> int:
     return device.budget - n_bytes
 
 
-def _split(units: Sequence[Part], free: dict[str, int], cache: int) -> dict[int, str]:
+class _Sizes:
+    """What a layer's attention takes on a device, with its cache. A device of another machine takes
+    whole layers, dense part and routed experts too: a layer cut between two machines would send its
+    graphs and rows back and forth for every token."""
+
+    def __init__(self, units: Sequence[Part], devices: Sequence[Device], cache: int) -> None:
+        self.remote = {d.name for d in devices if d.is_remote}
+        self._are_all_remote = len(self.remote) == len(devices)
+        self._cache = cache
+        self._rest: dict[int, int] = {}
+        for unit in units:
+            if not unit.has_cache and unit.layer >= 0:
+                self._rest[unit.layer] = self._rest.get(unit.layer, 0) + unit.n_bytes
+
+    def of(self, unit: Part, device: str) -> int:
+        return self._of(unit, device in self.remote)
+
+    def everything(self, units: Sequence[Part]) -> int:
+        return sum(self._of(unit, self._are_all_remote) for unit in units)
+
+    def _of(self, unit: Part, whole: bool) -> int:
+        return unit.n_bytes + self._cache + (self._rest.get(unit.layer, 0) if whole else 0)
+
+
+def _split(units: Sequence[Part], free: dict[str, int], sizes: _Sizes) -> dict[int, str]:
     """The device of each layer's attention with its cache, taken from `free`.
 
     Contiguous, the last device holding the last layers, as llama.cpp lays layers out; each device's
     part follows its memory, so that experts can lie beside their attention. What fits on none stays
     with the CPU: the first layers.
     """
-    shared = _walk(units, free, cache, balanced=True)
+    shared = _walk(units, free, sizes, balanced=True)
     if len(shared) < len(units):
-        packed = _walk(units, free, cache, balanced=False)
+        packed = _walk(units, free, sizes, balanced=False)
         shared = packed if len(packed) > len(shared) else shared
     for unit in units:
         if unit.layer in shared:
-            free[shared[unit.layer]] -= unit.n_bytes + cache
+            free[shared[unit.layer]] -= sizes.of(unit, shared[unit.layer])
     return shared
 
 
 def _walk(
-    units: Sequence[Part], free: Mapping[str, int], cache: int, balanced: bool
+    units: Sequence[Part], free: Mapping[str, int], sizes: _Sizes, balanced: bool
 ) -> dict[int, str]:
     owners: dict[int, str] = {}
-    total, everything = sum(free.values()), sum(u.n_bytes + cache for u in units)
+    total, everything = sum(free.values()), sizes.everything(units)
     left, devices = list(units), list(free)
     while devices and left:
         name = devices.pop()
         room = free[name]
-        share = everything * room / total if balanced and devices else everything
+        is_bounded = balanced and bool(devices)
         taken = 0
-        if left[0].kind == "block" and left[0].n_bytes + cache > room:
+        if left[0].kind == "block" and sizes.of(left[0], name) > room:
             left.pop(0)  # it may lie apart from the trunk: with the CPU
-        while left and taken < share and taken + left[0].n_bytes + cache <= room:
-            unit = left.pop(0)
-            taken += unit.n_bytes + cache
-            owners[unit.layer] = name
+        while left and taken + sizes.of(left[0], name) <= room:
+            if is_bounded and taken >= everything * room / total:
+                break
+            taken += sizes.of(left[0], name)
+            owners[left.pop(0).layer] = name
     return owners
 
 
 class _Filler:
     """Places parts without a cache in what is free."""
 
-    def __init__(self, free: dict[str, int], owners: Mapping[int, str]) -> None:
-        self._free, self._owners = free, owners
+    def __init__(
+        self, free: dict[str, int], owners: Mapping[int, str], remote: Collection[str]
+    ) -> None:
+        self._free, self._owners, self._remote = free, owners, remote
 
     def place(self, unit: Part) -> str:
         """Beside its layer's attention if there is room, else on any device that has some. The head
         and the MTP block go where the MTP context has its buffers, or stay with the CPU."""
+        owner = self._owners.get(unit.layer)
+        if owner is not None and owner in self._remote:
+            return owner  # its room was taken with the layer's attention
         last = list(self._free)[-1:]
-        own = [self._owners[unit.layer]] if unit.layer in self._owners else []
+        own = [owner] if owner else []
         wanted: Sequence[str] = ()
         if unit.kind == "head":
             wanted = last
         elif unit.kind == "block experts":
             wanted = own
         elif unit.kind in ("dense", "experts"):
-            wanted = [*own, *reversed(self._free)]
+            wanted = [*own, *(d for d in reversed(self._free) if d not in self._remote)]
         for name in wanted:
             if unit.n_bytes <= self._free[name]:
                 self._free[name] -= unit.n_bytes
