@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..errors import ConversionError
 from .family import Extra, Family
 from .hparams import count
 from .plan import Value
@@ -28,6 +29,11 @@ def _extras(config: Mapping[str, Any]) -> Sequence[Extra]:
 
 
 def _metadata(config: Mapping[str, Any]) -> Mapping[str, Value]:
+    mscale = (config.get("rope_scaling") or {}).get("mscale", 1)
+    if mscale != 1:  # the run time reads mscale_all_dim and takes mscale for 1, but for deepseek2
+        raise ConversionError(
+            f"config.json: mscale is {mscale!r}, but the run time knows 1 only for deepseek32"
+        )
     return {
         "attention.indexer.head_count": count(config, "index_n_heads"),
         "attention.indexer.key_length": count(config, "index_head_dim"),

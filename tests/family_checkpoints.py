@@ -102,6 +102,41 @@ LITE: dict[str, Any] = {
     "vocab_size": 4096,
 }
 
+# 16 indexer heads, so that no key's score is exactly 0: among equals each side may choose its own.
+V32: dict[str, Any] = LITE | {
+    "architectures": ["DeepseekV32ForCausalLM"],
+    "index_head_dim": 64,
+    "index_n_heads": 16,
+    "index_topk": 16,
+    "model_type": "deepseek_v32",
+    "n_group": 4,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_nextn_predict_layers": 1,
+    "q_lora_rank": 32,
+    "rope_scaling": LITE["rope_scaling"] | {"mscale": 1.0, "mscale_all_dim": 1.0},
+    "routed_scaling_factor": 1.8,
+    "scoring_func": "sigmoid",
+    "topk_group": 2,
+    "topk_method": "noaux_tc",
+}
+
+
+def indexer(config: Mapping[str, Any]) -> list[Entry]:
+    """V3.2's indexer in every layer, the MTP block's included."""
+    d, n, d_index = config["hidden_size"], config["index_n_heads"], config["index_head_dim"]
+    found = []
+    for i in range(config["num_hidden_layers"] + 1):
+        name = f"model.layers.{i}.self_attn.indexer."
+        found += [
+            Entry(f"{name}k_norm.weight", "F32", (d_index,)),
+            Entry(f"{name}k_norm.bias", "F32", (d_index,)),
+            Entry(f"{name}weights_proj.weight", "BF16", (n, d)),
+            Entry(f"{name}wk.weight", "BF16", (d_index, d)),
+            Entry(f"{name}wq_b.weight", "BF16", (n * d_index, config["q_lora_rank"])),
+        ]
+    return found
+
 
 def entries(config: Mapping[str, Any]) -> list[Entry]:
     """The release's tensors: V3's names in BF16, without what the family has not."""
@@ -110,7 +145,7 @@ def entries(config: Mapping[str, Any]) -> list[Entry]:
     plain = [e if e.dtype == "F32" else e._replace(dtype="BF16") for e in named]
     kept = [e for e in plain if not e.name.endswith("_scale_inv")]
     if q_rank is not None:
-        return kept
+        return kept + (indexer(config) if "index_topk" in config else [])
     n_layer, n_query = config["num_hidden_layers"], config["num_attention_heads"] * 40
     lite = [
         Entry(e.name.replace("q_b_proj", "q_proj"), "BF16", (n_query, config["hidden_size"]))
@@ -127,13 +162,13 @@ def random_checkpoint(folder: Path, config: Mapping[str, Any]) -> Path:
 
     def fill(entry: Entry) -> bytes:
         values = rng.standard_normal(entry.shape).astype(np.float32)
-        if "norm" in entry.name:
+        if "norm.bias" in entry.name or "e_score" in entry.name:
+            values *= 0.1
+        elif "norm" in entry.name:
             values = 1 + 0.1 * values
-        elif "e_score" in entry.name:
-            return (0.1 * values).tobytes()
         else:
             values *= 1.5 / np.sqrt(entry.shape[-1])
-        return bf16(values)
+        return bf16(values) if entry.dtype == "BF16" else values.astype(np.float32).tobytes()
 
     return write(folder, config, entries(config), fill, n_shards=2)
 

@@ -14,10 +14,23 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoints import INDEX, Entry, changed_demo, holes, read_all, write
-from family_checkpoints import GLM, LITE, bf16, entries, pytorch_logits, random_checkpoint, rounded
+from family_checkpoints import (
+    GLM,
+    LITE,
+    V32,
+    bf16,
+    entries,
+    pytorch_logits,
+    random_checkpoint,
+    rounded,
+)
 from test_layouts import Answers, answers
+from test_tokenizer import lines
+from tokenizers_made import kimi_ranks, write_kimi, write_lite
+from typer.testing import CliRunner
 
 from gguf_mtp import metadata
+from gguf_mtp.cli.app import app
 from gguf_mtp.converters.convert import ConvertOptions, convert, plan
 from gguf_mtp.demo import CHECKPOINT, demo_model
 from gguf_mtp.errors import ConversionError, UnsupportedModel
@@ -106,6 +119,13 @@ def test_v32_without_its_keys(tmp_path: Path, key: str, value: object, why: str)
         pass
 
 
+def test_v32_with_a_scale_the_run_time_does_not_apply(tmp_path: Path) -> None:
+    config = V32 | {"rope_scaling": V32["rope_scaling"] | {"mscale": 0.7, "mscale_all_dim": 0.7}}
+    source = write(tmp_path / "c", config, entries(config), holes)
+    with pytest.raises(ConversionError, match=r"mscale is 0\.7"), plan(source, ConvertOptions()):
+        pass
+
+
 # -- GLM-4.7-Flash -----------------------------------------------------------------------------
 
 
@@ -123,10 +143,12 @@ def test_glm_says_its_gating_function(v3: Answers, tmp_path: Path) -> None:
     assert answers(tmp_path / "glm.gguf") == v3
 
 
-# -- DeepSeek-V2-Lite --------------------------------------------------------------------------
+# -- Logits, and DeepSeek-V2-Lite --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("config", [GLM, LITE], ids=["GLM-4.7-Flash", "DeepSeek-V2-Lite"])
+@pytest.mark.parametrize(
+    "config", [GLM, LITE, V32], ids=["GLM-4.7-Flash", "DeepSeek-V2-Lite", "DeepSeek-V3.2"]
+)
 def test_logits_are_transformers(tmp_path: Path, config: dict[str, Any]) -> None:
     source = random_checkpoint(tmp_path / "checkpoint", config)
     out = tmp_path / "out.gguf"
@@ -140,6 +162,11 @@ def test_logits_are_transformers(tmp_path: Path, config: dict[str, Any]) -> None
     print(f"relative difference {difference:.1e}")
     assert difference < 1e-4
     assert (ours.argmax(1) == theirs.argmax(1)).all()
+    if config is V32:  # keys are left out, and that shows from the first query that has too many
+        full = pytorch_logits(source, config | {"index_topk": 80}, tokens)
+        apart = np.abs(theirs - full).max(1) / np.abs(theirs).max()
+        assert (apart[:16] < 1e-4).all()
+        assert (apart[16:] > 1e-2).all()
 
 
 def test_glm_ends_with_each_of_its_tokens(tmp_path: Path) -> None:
@@ -157,6 +184,21 @@ def test_lite_converts_and_says_why_it_cannot_draft(tmp_path: Path) -> None:
     assert any("q_lora_rank is null" in note for note in account.notes)
     facts = metadata.read(tmp_path / "o.gguf")
     assert (facts.can_draft, facts.reason) == (False, "the file has no MTP block")
+
+
+def test_lite_converts_whole_and_runs_plain(tmp_path: Path) -> None:
+    """With a tokenizer of the release's steps; the commands say why nothing drafts."""
+    source = random_checkpoint(tmp_path / "c", LITE)
+    write_lite(source, lines()[:500], 2000)
+    out = str(tmp_path / "o.gguf")
+    convert(source, Path(out), ConvertOptions())
+    assert metadata.read(out).kv["tokenizer.ggml.pre"] == "deepseek-llm"
+    flags = ["--raw", "--strict", "--max-tokens", "8", "--ctx", "256", "--threads", "1"]
+    answer = CliRunner().invoke(app, ["run", out, *flags, "--prompt", "Hi 12"])
+    assert answer.exit_code == 0
+    assert answer.stdout.strip()
+    inspected = CliRunner().invoke(app, ["inspect", out])
+    assert "the file has no MTP block" in " ".join(inspected.output.split())
 
 
 def test_official_depth_of_lite_needs_no_query_key(tmp_path: Path) -> None:
@@ -195,7 +237,9 @@ def as_kimi(config: dict[str, Any], tensors: Tensors) -> None:
 
 
 def test_kimi_k2_converts_without_its_frequencies(tmp_path: Path) -> None:
-    account = convert(changed_demo(tmp_path, as_kimi), tmp_path / "kimi.gguf", ConvertOptions())
+    source = changed_demo(tmp_path, as_kimi)
+    write_kimi(source, kimi_ranks(lines()[:500], 3000))
+    account = convert(source, tmp_path / "kimi.gguf", ConvertOptions())
     dropped = {n: why for n, why in account.dropped.items() if "inv_freq" in n}
     assert len(dropped) == 6
     assert set(dropped.values()) == {"the run time computes it"}
