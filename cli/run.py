@@ -43,13 +43,15 @@ def run(
     """Answer one prompt and exit."""
     from . import report
     from .distant import run_in_child
-    from .start import open_session
+    from .start import open_session, placement
 
     if workers := placement_args.distant():
         raise typer.Exit(run_in_child(workers))
 
     text = prompt if prompt is not None else _standard_input()
     with open_session(model_args, placement_args) as session:
+        if sys.stderr.isatty():
+            print(placement(session), file=sys.stderr)
         params = sampling_args.over(session.sampling_defaults())
         wishes = shape_args.wishes(session, logprobs if json else None)
         if raw:
