@@ -26,13 +26,25 @@ def host() -> Host:
     return Host(available(), bandwidth())
 
 
-def available() -> int | None:
+def available(
+    meminfo: Path = Path("/proc/meminfo"), limit: Path = Path("/sys/fs/cgroup/memory.max")
+) -> int | None:
     """Bytes of memory that a process could take without pushing others out; None: unknown.
 
-    Linux's own estimate counts what the page cache would give back; elsewhere all of the memory.
+    Linux's own estimate counts what the page cache would give back; elsewhere all of the memory. A
+    container may have less.
     """
+    found = _mem_available(meminfo)
     try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
+        allowed = int(limit.read_text())
+    except (OSError, ValueError):  # no such file, or "max"
+        return found
+    return allowed if found is None else min(found, allowed)
+
+
+def _mem_available(meminfo: Path) -> int | None:
+    try:
+        for line in meminfo.read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
     except (OSError, ValueError, IndexError):
