@@ -35,6 +35,17 @@ def test_fetches_the_checkpoint_once(world: World) -> None:
     assert world.pauses == []
 
 
+def test_kimis_tokenizer_comes_along(world: World) -> None:
+    """Its release has no tokenizer.json."""
+    files = world.fake.repos["me/demo"]
+    del files["tokenizer.json"]
+    files |= {"tiktoken.model": b"IQ== 0\n", "tokenization_kimi.py": b"pat_str = ''\n"}
+    folder = world.checkpoint()
+    assert (folder / "tiktoken.model").read_bytes() == b"IQ== 0\n"
+    assert (folder / "tokenization_kimi.py").exists()
+    assert not (folder / "tokenizer.json").exists()
+
+
 @pytest.mark.native
 def test_only_the_blocks_shards_are_fetched(world: World, tmp_path: Path) -> None:
     """The demo's block, head and embedding, spread as a release spreads them: 3 shards of 8."""
