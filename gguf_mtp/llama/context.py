@@ -62,6 +62,7 @@ class Context:
         self.options = options
         self._n_vocab, self._n_embd = n_vocab, n_embd
         self._n_past = [0] * options.n_seq
+        self._has_states = bool(L.llama_model_is_recurrent(model) or L.llama_model_is_hybrid(model))
         self._ctx = _new_context(model, options)
         self._memory = L.llama_get_memory(self._ctx)
         self.n_ctx: int = L.llama_n_ctx(self._ctx)
@@ -106,6 +107,9 @@ class Context:
     def copy(self, src: int, dst: int, n_past: int) -> None:
         if src == dst:
             return
+        if self._has_states and n_past < self._n_past[src]:
+            # seq_cp would copy the state after the last row, whatever range it is given.
+            raise CannotRewind(f"the state of this model after {n_past} rows is not kept")
         self.rewind(dst, 0)
         L.llama_memory_seq_cp(self._memory, src, dst, 0, n_past)
         self._n_past[dst] = min(n_past, self._n_past[src])
