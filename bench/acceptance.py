@@ -29,14 +29,14 @@ import numpy as np
 
 from .. import sequence
 from ..demo import demo_model
-from ..filters import CERTAIN, probability
 from ..loader import LoadOptions, load
 from ..params import Constraint, SamplingParams
-from ..sampling import Chain
+from ..sampling.chain import Chain
+from ..sampling.filters import CERTAIN, probability
+from ..sampling.verify import verify
 from ..session import Session
 from ..stats import Stats
 from ..types import Distribution, Draft, Verdict
-from ..verify import verify
 
 N_TOKENS = 64
 Verify = Callable[[Draft, Callable[[int], Distribution], Chain], Verdict]

@@ -22,7 +22,7 @@ from ..converters.convert import ConvertOptions, convert
 from ..demo import CHECKPOINT
 from ..llama import Context, ContextOptions, Model, ModelOptions
 from ..loader import LoadOptions, load
-from ..metadata import read
+from ..model_file.metadata import read
 from ..params import SamplingParams
 from ..types import ModelFacts, Rows
 from .synthetic import V3, Entry, layout, write

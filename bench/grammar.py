@@ -26,9 +26,9 @@ import llama_cpp as L
 import numpy as np
 from llama_cpp.llama_grammar import json_schema_to_gbnf
 
-from ..gbnf_lark import to_lark
-from ..grammar import Grammar, Grammars
-from ..json_grammar import ANY_OBJECT, compile_schema
+from ..grammar.gbnf_lark import to_lark
+from ..grammar.json_schema import ANY_OBJECT, compile_schema
+from ..grammar.matching import Grammar, Grammars
 from ..llama import Vocab
 
 N_VOCAB = 129_280

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import gguf_mtp
-from gguf_mtp import LoadOptions, llama, metadata
+from gguf_mtp import LoadOptions, llama
 from gguf_mtp.bench.table import machine
 from gguf_mtp.bench.widen import KINDS, widened_model
 from gguf_mtp.demo import demo_model
+from gguf_mtp.model_file import metadata
 from gguf_mtp.offload import CPU
 from gguf_mtp.params import SamplingParams
 from gguf_mtp.wishes import Placement

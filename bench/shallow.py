@@ -11,11 +11,11 @@ import struct
 from collections.abc import Sequence
 from pathlib import Path
 
-from .. import metadata
 from ..converters.gguf_file import Entry, header, offsets, pad
 from ..errors import ConversionError
-from ..ggml_types import TENSOR_TYPES
-from ..header import raw_metadata
+from ..model_file import metadata
+from ..model_file.ggml_types import TENSOR_TYPES
+from ..model_file.header import raw_metadata
 from ..types import TensorInfo
 
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)")

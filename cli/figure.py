@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import GgufMtpError
-from ..trace import Recording
-from ..tracestats import acceptance, bins
+from ..telemetry.trace import Recording
+from ..telemetry.tracestats import acceptance, bins
 
 N_BINS = 200
 

@@ -29,7 +29,7 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show what a model holds, and whether its MTP block can draft."""
-    from ..metadata import is_side_file, read_any, summary
+    from ..model_file.metadata import is_side_file, read_any, summary
 
     if model is None:
         from ..demo import demo_model

@@ -122,7 +122,7 @@ def _facts(model: Path | None, config: Path | None, type_: str) -> ModelFacts:
     if (model is None) == (config is None):
         raise RequestError("give a model file or --config, one of the two")
     if model is not None:
-        from ..metadata import read
+        from ..model_file.metadata import read
 
         return read(model)
     from ..converters.announced import announced
@@ -132,7 +132,8 @@ def _facts(model: Path | None, config: Path | None, type_: str) -> ModelFacts:
 
 
 def _subject(facts: ModelFacts, args: RunArgs) -> Subject:
-    from .. import sidefile, sizing
+    from .. import sizing
+    from ..model_file import sidefile
     from ..offload import Subject
 
     wanted = args.draft and args.draft_max > 0

@@ -13,7 +13,7 @@ from .placing import PlacementArgs
 from .shaping import ShapeArgs
 
 if TYPE_CHECKING:
-    from ..logprobs import TokenLogprobs
+    from ..sampling.logprobs import TokenLogprobs
 
 
 @spread

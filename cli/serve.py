@@ -186,7 +186,7 @@ def exposure(host: str, api_key: str | None) -> str | None:
 
 
 def _served(session: Session, alias: str | None, sampling_args: SamplingArgs) -> Served:
-    from ..conversation import ChatTemplate
+    from ..chat.conversation import ChatTemplate
     from ..server.plan import Served
 
     vocab, facts = session.vocab, session.facts

@@ -51,8 +51,8 @@ class ShapeArgs:
 
     def wishes(self, session: Session, n_logprobs: int | None = None) -> Wishes:
         """Raises `RequestError` for what is no grammar, and says where."""
-        from ..gbnf_lark import lark_of
-        from ..json_grammar import compile_schema
+        from ..grammar.gbnf_lark import lark_of
+        from ..grammar.json_schema import compile_schema
         from ..session import Wishes
 
         option, source = self._given()

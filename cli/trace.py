@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from ..trace import Recording
+    from ..telemetry.trace import Recording
 
 HEIGHT = 8
 NARROWEST, WIDEST = 20, 160
@@ -24,7 +24,7 @@ def trace(
     ] = None,
 ) -> None:
     """Draw a trace: tokens/s and depth over time, acceptance by position."""
-    from ..trace import read
+    from ..telemetry.trace import read
 
     recording = read(file)
     width = shutil.get_terminal_size((80, 24)).columns
@@ -38,7 +38,7 @@ def trace(
 
 def drawn(recording: Recording, width: int) -> Iterator[str]:
     """The lines of the drawing, for a terminal of `width` characters."""
-    from ..tracestats import bins
+    from ..telemetry.tracestats import bins
     from .charts import columns
 
     yield from _facts(recording)
@@ -60,7 +60,7 @@ def drawn(recording: Recording, width: int) -> Iterator[str]:
 
 
 def _facts(recording: Recording) -> Iterator[str]:
-    from ..tracestats import summary
+    from ..telemetry.tracestats import summary
 
     about, total = recording.about, summary(recording)
     yield f"{about.get('model', 'a model')}, from {about.get('started', 'an unknown time')}"
@@ -86,7 +86,7 @@ def _facts(recording: Recording) -> Iterator[str]:
 
 
 def _acceptance(recording: Recording) -> Iterator[str]:
-    from ..tracestats import acceptance
+    from ..telemetry.tracestats import acceptance
     from .charts import bar
 
     found = acceptance(recording.moments)

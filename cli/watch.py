@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..depth import AutoDepth
-from ..jsonlines import JsonLines
-from ..metrics import Metrics
 from ..session import Session
-from ..trace import Trace
+from ..telemetry.jsonlines import JsonLines
+from ..telemetry.metrics import Metrics
+from ..telemetry.trace import Trace
 
 
 class Files(NamedTuple):

@@ -10,8 +10,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from ..header import Header
-from ..metadata import facts
+from ..model_file.header import Header
+from ..model_file.metadata import facts
 from ..types import ModelFacts, TensorInfo
 from . import families, recipes
 from .checkpoint import SourceTensor, read_json

@@ -19,10 +19,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
-from .. import metadata, sidefile
 from ..errors import ConversionError
-from ..ggml_types import TENSOR_TYPES
-from ..header import raw_metadata
+from ..model_file import metadata, sidefile
+from ..model_file.ggml_types import TENSOR_TYPES
+from ..model_file.header import raw_metadata
 from ..types import ModelFacts, TensorInfo
 from . import estimate, shards
 from .gguf_file import Entry, header, offsets, pad, split_keys

@@ -18,9 +18,9 @@ from gguf_mtp.drafters.ngram import NgramDrafter
 from gguf_mtp.errors import LoadFailed
 from gguf_mtp.lineup import Lineup
 from gguf_mtp.llama import Context, ContextOptions, Model, connect
+from gguf_mtp.model_file.traffic import kv_per_cell
 from gguf_mtp.offload import Subject
 from gguf_mtp.placement import Settled, block_options, settle, target_options
-from gguf_mtp.traffic import kv_per_cell
 from gguf_mtp.types import Drafter
 from gguf_mtp.wishes import Placement
 

@@ -11,9 +11,9 @@ import logging
 from pathlib import Path
 from typing import NamedTuple
 
-from gguf_mtp import metadata, sidefile, vocabularies
 from gguf_mtp.drafters.names import wished
 from gguf_mtp.errors import RequestError, UnsupportedModel
+from gguf_mtp.model_file import metadata, sidefile, vocabularies
 from gguf_mtp.types import ModelFacts
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gguf_mtp import metadata, remembered, sizing
+from gguf_mtp import remembered, sizing
 from gguf_mtp.assembly import Frame, assemble
 from gguf_mtp.decision import Depth
 from gguf_mtp.depth import AutoDepth, DepthOptions, depth_for
@@ -23,11 +23,12 @@ from gguf_mtp.errors import LoadFailed, RequestError
 from gguf_mtp.limits import EngineLimits
 from gguf_mtp.lineup import Lineup, line_up
 from gguf_mtp.lineup import Wishes as DraftWishes
+from gguf_mtp.model_file import metadata
+from gguf_mtp.model_file.traffic import kv_per_cell, weights_per_token
 from gguf_mtp.offload import Subject
 from gguf_mtp.placement import find_out, settle
 from gguf_mtp.session import Session
 from gguf_mtp.sizing import N_BATCH, N_CTX
-from gguf_mtp.traffic import kv_per_cell, weights_per_token
 from gguf_mtp.types import ModelFacts
 from gguf_mtp.wishes import Placement
 

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from gguf_mtp.decision import Judged, Round
-from gguf_mtp.logprobs import TokenLogprobs, logprobs_of
 from gguf_mtp.params import PLAIN, AnswerOptions, SamplingParams
-from gguf_mtp.sampling import Chain
+from gguf_mtp.sampling.chain import Chain
+from gguf_mtp.sampling.logprobs import TokenLogprobs, logprobs_of
+from gguf_mtp.sampling.verify import verify
 from gguf_mtp.stats import RoundCount, Stats
 from gguf_mtp.types import Draft, FinishReason, Floats, Limit, Rows, Verdict
-from gguf_mtp.verify import verify
 
 NO_DRAFT = Draft((), (), (), "")
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from gguf_mtp.logprobs import TokenLogprobs
+from gguf_mtp.sampling.logprobs import TokenLogprobs
 from gguf_mtp.stats import Stats
 
 Floats = NDArray[np.float32]
@@ -203,7 +203,7 @@ class TensorInfo(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What a GGUF header says (`metadata.py`).
+    """What a GGUF header says (`model_file.metadata`).
 
     `n_layer` counts trunk layers, `n_mtp` NextN blocks. `can_draft` is whether the pinned llama.cpp
     can draft with the file's own MTP block, `reason` why or why not, in one sentence. `kv` holds

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 from hypothesis import strategies as st
 
+from gguf_mtp.model_file.traffic import layer_of
 from gguf_mtp.offload import CPU, Contexts, Device, Machine, OffloadPlan, Subject
 from gguf_mtp.offload.directives import Directives
-from gguf_mtp.traffic import layer_of
 from gguf_mtp.types import ModelFacts, TensorInfo
 
 MIB = 1 << 20

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from gguf_mtp.errors import GgufMtpError
 from gguf_mtp.limits import EngineLimits
-from gguf_mtp.logprobs import TokenLogprobs
 from gguf_mtp.params import PLAIN, AnswerOptions, SamplingParams
+from gguf_mtp.sampling.logprobs import TokenLogprobs
 from gguf_mtp.stats import Stats
 from gguf_mtp.types import Chunk, FinishReason
 from tests.chat_formats import BOS, EOS

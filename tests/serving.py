@@ -16,9 +16,9 @@ import httpx
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gguf_mtp.chat.conversation import ChatTemplate
 from gguf_mtp.cli.serve import listen
-from gguf_mtp.conversation import ChatTemplate
-from gguf_mtp.grammar import Grammars
+from gguf_mtp.grammar.matching import Grammars
 from gguf_mtp.params import SamplingParams
 from gguf_mtp.server.app import ServerOptions, create_app
 from gguf_mtp.server.plan import Served

@@ -9,9 +9,9 @@ import pytest
 
 from gguf_mtp.bench.acceptance import expected, verify_block
 from gguf_mtp.params import SamplingParams
-from gguf_mtp.sampling import Chain
+from gguf_mtp.sampling.chain import Chain
+from gguf_mtp.sampling.verify import verify
 from gguf_mtp.types import Distribution, Draft
-from gguf_mtp.verify import verify
 from tests.test_verify import BOUND, P, Q, chi_square
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import gguf_mtp
-from gguf_mtp.chat import Prompt, TemplateOptions, render
+from gguf_mtp.chat.template import Prompt, TemplateOptions, render
 from gguf_mtp.errors import RequestError
 
 BOS, EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gguf_mtp.conversation import ChatTemplate, Turns
+from gguf_mtp.chat.conversation import ChatTemplate, Turns
 from gguf_mtp.errors import RequestError
 from tests.chat_formats import BOS, CHATML, EOS, R1, V3, V31
 

@@ -18,7 +18,7 @@ from gguf_mtp.drafters.names import NAMES
 from gguf_mtp.drafters.ngram import NgramDrafter
 from gguf_mtp.errors import DecodeError
 from gguf_mtp.params import SamplingParams
-from gguf_mtp.sampling import Chain
+from gguf_mtp.sampling.chain import Chain
 from gguf_mtp.types import Ask, Draft, Drafter, Limit, Rows
 from tests.fakes import N_VOCAB, FakeMtp, FakeTarget, hidden_row, logits_after
 

@@ -15,7 +15,7 @@ from gguf_mtp.engine import Engine
 from gguf_mtp.errors import ContextFull, DecodeError, RequestError
 from gguf_mtp.limits import EngineLimits
 from gguf_mtp.params import SamplingParams
-from gguf_mtp.sampling import Chain
+from gguf_mtp.sampling.chain import Chain
 from gguf_mtp.stats import Stats
 from gguf_mtp.types import Chunk
 from tests.fakes import N_VOCAB, FakeMtp, FakeTarget, logits_after

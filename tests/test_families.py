@@ -29,12 +29,12 @@ from test_tokenizer import lines
 from tokenizers_made import kimi_ranks, write_kimi, write_lite
 from typer.testing import CliRunner
 
-from gguf_mtp import metadata
 from gguf_mtp.cli.app import app
 from gguf_mtp.converters.convert import ConvertOptions, convert, plan
 from gguf_mtp.demo import CHECKPOINT, demo_model
 from gguf_mtp.errors import ConversionError, UnsupportedModel
 from gguf_mtp.llama import ContextOptions, Model, ModelOptions
+from gguf_mtp.model_file import metadata
 from gguf_mtp.types import Rows
 
 pytestmark = pytest.mark.native

@@ -7,11 +7,11 @@ import random
 import numpy as np
 import pytest
 
-from gguf_mtp import filters
-from gguf_mtp.filters import Candidates, Filters, probability
 from gguf_mtp.params import SAMPLERS, SamplingParams
-from gguf_mtp.rows import Row
-from gguf_mtp.sampling import Chain
+from gguf_mtp.sampling import filters
+from gguf_mtp.sampling.chain import Chain
+from gguf_mtp.sampling.filters import Candidates, Filters, probability
+from gguf_mtp.sampling.rows import Row
 from gguf_mtp.types import Distribution
 from tests.sampling_reference import by_definition
 

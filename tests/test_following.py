@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gguf_mtp.following import Following, MinTokens
+from gguf_mtp.grammar.following import Following, MinTokens
 from tests.words import END, N_VOCAB, STOP, WordVocab, grammars
 
 GRAMMARS = grammars()

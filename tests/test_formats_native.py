@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gguf_mtp.conversation import ChatTemplate
+from gguf_mtp.chat.conversation import ChatTemplate
 from gguf_mtp.demo import demo_model
 from gguf_mtp.loader import LoadOptions, load
 from gguf_mtp.params import SamplingParams

@@ -8,9 +8,9 @@ import random
 import pytest
 
 from gguf_mtp.errors import RequestError
-from gguf_mtp.gbnf import Parser
-from gguf_mtp.gbnf_lark import to_lark
-from gguf_mtp.gbnf_nodes import Chars, Choice, Many, Node, Ref, Seq, Text
+from gguf_mtp.grammar.gbnf import Parser
+from gguf_mtp.grammar.gbnf_lark import to_lark
+from gguf_mtp.grammar.gbnf_nodes import Chars, Choice, Many, Node, Ref, Seq, Text
 from tests.words import CALL, END, SEP, STOP, grammars, may_follow
 
 GRAMMARS = grammars()

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from gguf_files import Model
 
-from gguf_mtp import metadata
 from gguf_mtp.converters import shards
 from gguf_mtp.converters.convert import ConvertOptions, convert
 from gguf_mtp.converters.deepseek import Mtp
@@ -20,6 +19,7 @@ from gguf_mtp.converters.graft import CopyOptions, Report, extract, graft
 from gguf_mtp.converters.output import PartialFile, partial_path
 from gguf_mtp.demo import CHECKPOINT
 from gguf_mtp.errors import ConversionError, GgufMtpError, UnsupportedModel
+from gguf_mtp.model_file import metadata
 
 pytestmark = pytest.mark.native  # converting takes ggml's kernels
 

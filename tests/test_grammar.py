@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from gguf_mtp.errors import RequestError
-from gguf_mtp.grammar import quoted
-from gguf_mtp.json_grammar import compile_schema
+from gguf_mtp.grammar.json_schema import compile_schema
+from gguf_mtp.grammar.matching import quoted
 from gguf_mtp.params import SamplingParams
-from gguf_mtp.sampling import Chain
+from gguf_mtp.sampling.chain import Chain
+from gguf_mtp.sampling.verify import verify
 from gguf_mtp.types import Draft
-from gguf_mtp.verify import verify
 from tests.sampled_laws import excess
 from tests.words import (
     CALL,

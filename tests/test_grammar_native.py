@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from gguf_mtp.demo import demo_model
-from gguf_mtp.gbnf_lark import to_lark
-from gguf_mtp.grammar import Grammar, Grammars
-from gguf_mtp.json_grammar import compile_schema
+from gguf_mtp.grammar.gbnf_lark import to_lark
+from gguf_mtp.grammar.json_schema import compile_schema
+from gguf_mtp.grammar.matching import Grammar, Grammars
 from gguf_mtp.loader import LoadOptions, load
 from gguf_mtp.params import AnswerOptions, SamplingParams
 from gguf_mtp.session import Session

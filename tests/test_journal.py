@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from gguf_mtp.metrics import CONTENT_TYPE, Metrics
 from gguf_mtp.server.app import ServerOptions
 from gguf_mtp.server.guard import Access
+from gguf_mtp.telemetry.metrics import CONTENT_TYPE, Metrics
 from tests.chat_formats import CHATML
 from tests.scripted import Answer, ScriptedEngine
 from tests.serving import Server, served_of, serving

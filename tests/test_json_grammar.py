@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gguf_mtp.errors import RequestError
-from gguf_mtp.json_grammar import compile_schema
+from gguf_mtp.grammar.json_schema import compile_schema
 from tests.words import END, STOP, allowed, grammars, text, walk
 
 GRAMMARS = grammars()

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gguf_mtp import jsonlines
 from gguf_mtp.errors import GgufMtpError
-from gguf_mtp.jsonlines import JsonLines
+from gguf_mtp.telemetry import jsonlines
+from gguf_mtp.telemetry.jsonlines import JsonLines
 
 
 def test_lines_are_written_in_order_from_many_threads(tmp_path: Path) -> None:

@@ -19,10 +19,10 @@ from gguf_mtp.demo import demo_model
 from gguf_mtp.engine import Engine
 from gguf_mtp.loader import LoadOptions, load
 from gguf_mtp.params import SamplingParams
+from gguf_mtp.sampling.verify import verify
 from gguf_mtp.session import Session
 from gguf_mtp.stats import Stats
 from gguf_mtp.types import Decoder, Draft, Floats, Rows, Step, Verdict
-from gguf_mtp.verify import verify
 
 pytestmark = pytest.mark.native
 

@@ -19,7 +19,7 @@ from gguf_mtp.demo import demo_model
 from gguf_mtp.drafters.run import Run
 from gguf_mtp.loader import LoadOptions, load
 from gguf_mtp.params import SamplingParams
-from gguf_mtp.sampling import Chain
+from gguf_mtp.sampling.chain import Chain
 from gguf_mtp.session import Session
 from gguf_mtp.types import Draft
 from tests.sampled_laws import Cells, drawn, exact_law, excess

@@ -14,12 +14,14 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from gguf_mtp import sampling, sequence, verify
+from gguf_mtp import sequence
 from gguf_mtp.demo import demo_model
 from gguf_mtp.loader import LoadOptions, load
 from gguf_mtp.params import AnswerOptions, SamplingParams
-from gguf_mtp.penalties import Memory
-from gguf_mtp.sampling import Chain
+from gguf_mtp.sampling import chain as sampling
+from gguf_mtp.sampling import verify
+from gguf_mtp.sampling.chain import Chain
+from gguf_mtp.sampling.penalties import Memory
 from gguf_mtp.session import Session
 from gguf_mtp.types import Chunk, Decoder, Distribution, Draft, Rows, Verdict
 from tests.sampled_laws import Cells, drawn, exact_law, excess

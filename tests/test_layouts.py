@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 import pytest
 
-from gguf_mtp import metadata, sidefile
 from gguf_mtp.converters.convert import ConvertOptions, convert
 from gguf_mtp.converters.graft import CopyOptions, extract, graft
 from gguf_mtp.demo import CHECKPOINT, demo_model
 from gguf_mtp.errors import UnsupportedModel
 from gguf_mtp.loader import LoadOptions, load
+from gguf_mtp.model_file import metadata, sidefile
 from gguf_mtp.params import SamplingParams
 
 pytestmark = pytest.mark.native

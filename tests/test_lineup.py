@@ -9,10 +9,10 @@ import pytest
 from gguf_files import Model
 from test_sidefile import side, trunk
 
-from gguf_mtp import metadata
 from gguf_mtp.drafters.names import NAMES, wished
 from gguf_mtp.errors import RequestError, UnsupportedModel
 from gguf_mtp.lineup import Lineup, Wishes, line_up
+from gguf_mtp.model_file import metadata
 
 
 def whole(path: Path, change: Callable[[Model], object] = lambda _: None) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gguf_mtp.logprobs import logprobs_of
+from gguf_mtp.sampling.logprobs import logprobs_of
 
 
 @pytest.mark.parametrize("n_top", [0, 1, 3, 50, 99])

@@ -17,10 +17,10 @@ from gguf_files import Model, bent, header, tensor, text, value
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gguf_mtp import metadata
 from gguf_mtp.errors import LoadFailed, ModelError
-from gguf_mtp.ggml_types import TENSOR_TYPES
-from gguf_mtp.header import read_header
+from gguf_mtp.model_file import metadata
+from gguf_mtp.model_file.ggml_types import TENSOR_TYPES
+from gguf_mtp.model_file.header import read_header
 
 Change = Callable[[Model], object]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from gguf_mtp.depth import DepthReport
-from gguf_mtp.histogram import Histogram
-from gguf_mtp.metrics import Answered, Metrics, Now
 from gguf_mtp.rounds import Load, Part, RoundReport
+from gguf_mtp.telemetry.histogram import Histogram
+from gguf_mtp.telemetry.metrics import Answered, Metrics, Now
 from tests.fakes import FakeMtp, FakeTarget
 from tests.test_engine import NO_END, collect, engine_of
 

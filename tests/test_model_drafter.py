@@ -7,7 +7,7 @@ import pytest
 from gguf_mtp.drafters.model import ModelDrafter
 from gguf_mtp.errors import DecodeError
 from gguf_mtp.params import SamplingParams
-from gguf_mtp.sampling import Chain
+from gguf_mtp.sampling.chain import Chain
 from gguf_mtp.types import Ask, Limit
 from tests.fakes import N_VOCAB, FakeTarget, logits_after
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from gguf_files import Model, bent
 
-from gguf_mtp import metadata
 from gguf_mtp.loader import LoadOptions, load
+from gguf_mtp.model_file import metadata
 from gguf_mtp.params import SamplingParams
 
 N_EMBD, N_HEAD, D_HEAD, N_EXPERT, N_FF = 32, 2, 16, 4, 20

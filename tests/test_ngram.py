@@ -9,7 +9,7 @@ import pytest
 
 from gguf_mtp.drafters.ngram import LONGEST, N_CANDIDATES, SIZES, NgramDrafter
 from gguf_mtp.params import SamplingParams
-from gguf_mtp.sampling import Chain
+from gguf_mtp.sampling.chain import Chain
 from gguf_mtp.types import Ask, Draft, Limit, Rows
 
 GREEDY = Chain(SamplingParams(temperature=0))

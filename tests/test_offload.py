@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from placements import MIB, facts_of, llama_cpp_places, machine, machines, models, sizes, subject
 
+from gguf_mtp.model_file.traffic import expert_share, is_routed, layer_of
 from gguf_mtp.offload import (
     CPU,
     Device,
@@ -18,7 +19,6 @@ from gguf_mtp.offload import (
 )
 from gguf_mtp.offload.directives import directives
 from gguf_mtp.offload.predict import ACCEPTANCE, predict, seconds
-from gguf_mtp.traffic import expert_share, is_routed, layer_of
 
 
 @settings(deadline=None, max_examples=300)

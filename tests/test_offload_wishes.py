@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from placements import MIB, llama_cpp_places, machine, machines, models, subject
 
 from gguf_mtp.errors import RequestError
+from gguf_mtp.model_file.traffic import is_routed, layer_of
 from gguf_mtp.offload import (
     CPU,
     Contexts,
@@ -27,7 +28,6 @@ from gguf_mtp.offload.devices import parse_size
 from gguf_mtp.offload.directives import directives
 from gguf_mtp.offload.manual import ByHand, manual
 from gguf_mtp.offload.report import document, rows
-from gguf_mtp.traffic import is_routed, layer_of
 
 
 def test_by_hand_as_llama_cpp_counts() -> None:

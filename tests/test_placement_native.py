@@ -16,18 +16,19 @@ import pytest
 from worlds import MIB, Worker, workers
 
 import gguf_mtp
-from gguf_mtp import LoadOptions, metadata, sizing
+from gguf_mtp import LoadOptions, sizing
 from gguf_mtp.bench.synthetic import V3, holes, layout, write
 from gguf_mtp.converters.convert import ConvertOptions, convert
 from gguf_mtp.converters.convert import plan as plan_conversion
 from gguf_mtp.demo import CHECKPOINT, demo_model
 from gguf_mtp.errors import LoadFailed, RequestError
 from gguf_mtp.llama import Model, connect
+from gguf_mtp.model_file import metadata
+from gguf_mtp.model_file.traffic import is_routed
 from gguf_mtp.offload import CPU, Device, Machine, Subject, fit
 from gguf_mtp.offload.manual import ByHand, manual
 from gguf_mtp.params import SamplingParams
 from gguf_mtp.placement import Lying, _ask, block_options, settle, target_options
-from gguf_mtp.traffic import is_routed
 from gguf_mtp.wishes import Placement
 
 pytestmark = pytest.mark.native

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
+from gguf_mtp.chat.toolcalls import CallArguments, CallStart
 from gguf_mtp.server.reader import Delta, End, Failure, News, Reader, Reading
 from gguf_mtp.stats import Stats
-from gguf_mtp.toolcalls import CallArguments, CallStart
 from gguf_mtp.types import Chunk
 from tests.scripted import ByteVocab
 

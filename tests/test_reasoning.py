@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from gguf_mtp.markers import Found, Seeker
-from gguf_mtp.reasoning import ReasoningParser, Split, is_open
+from gguf_mtp.chat.markers import Found, Seeker
+from gguf_mtp.chat.reasoning import ReasoningParser, Split, is_open
 
 
 def parse(text: str, is_open: bool, sizes: list[int]) -> tuple[Split, int | None, str]:

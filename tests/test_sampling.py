@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from gguf_mtp.errors import RequestError
-from gguf_mtp.noise import uniforms
 from gguf_mtp.params import (
     NEVER_ON,
     SAMPLERS,
@@ -17,7 +16,8 @@ from gguf_mtp.params import (
     bias_of,
     sampler_order,
 )
-from gguf_mtp.sampling import Chain
+from gguf_mtp.sampling.chain import Chain
+from gguf_mtp.sampling.noise import uniforms
 from gguf_mtp.types import Distribution
 from tests.sampling_reference import softmax
 

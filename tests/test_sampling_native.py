@@ -11,11 +11,12 @@ import llama_cpp as L
 import numpy as np
 import pytest
 
-from gguf_mtp import filters, sampling
-from gguf_mtp.filters import Candidates
 from gguf_mtp.params import SAMPLERS, SamplingParams
-from gguf_mtp.penalties import penalised
-from gguf_mtp.sampling import Chain
+from gguf_mtp.sampling import chain as sampling
+from gguf_mtp.sampling import filters
+from gguf_mtp.sampling.chain import Chain
+from gguf_mtp.sampling.filters import Candidates
+from gguf_mtp.sampling.penalties import penalised
 from gguf_mtp.types import Distribution
 
 pytestmark = pytest.mark.native

@@ -17,10 +17,10 @@ import pytest
 import uvicorn
 
 from gguf_mtp.cli.serve import _run, _server, listen
-from gguf_mtp.metrics import Metrics
 from gguf_mtp.server.app import ServerOptions, create_app
 from gguf_mtp.server.guard import Access
 from gguf_mtp.server.worker import Worker
+from gguf_mtp.telemetry.metrics import Metrics
 from tests.chat_formats import CHATML
 from tests.scripted import Answer, ScriptedEngine
 from tests.serving import error_of, served_of

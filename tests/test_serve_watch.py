@@ -14,7 +14,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gguf_mtp.trace import read
+from gguf_mtp.telemetry.trace import read
 from tests.processes import COMMAND, process
 
 FIXED = ("--strict", "--draft-min", "2", "--draft-max", "2", "--temp", "0", "-np", "2")

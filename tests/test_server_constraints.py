@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gguf_mtp.conversation import ChatTemplate
+from gguf_mtp.chat.conversation import ChatTemplate
 from gguf_mtp.errors import RequestError
 from gguf_mtp.server.plan import Plan, plan_chat, plan_completion
 from gguf_mtp.server.schemas import ChatRequest, CompletionRequest

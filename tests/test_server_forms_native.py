@@ -9,9 +9,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gguf_mtp.conversation import ChatTemplate
+from gguf_mtp.chat.conversation import ChatTemplate
 from gguf_mtp.demo import demo_model
-from gguf_mtp.json_grammar import compile_schema
+from gguf_mtp.grammar.json_schema import compile_schema
 from gguf_mtp.loader import LoadOptions, load
 from gguf_mtp.params import SamplingParams
 from gguf_mtp.server.plan import Served, plan_chat

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from gguf_files import Model
 
-from gguf_mtp import metadata, sidefile
 from gguf_mtp.errors import UnsupportedModel
+from gguf_mtp.model_file import metadata, sidefile
 
 KEPT = ("token_embd.weight", "output_norm.weight", "output.weight")
 

@@ -7,7 +7,15 @@ import random
 
 import pytest
 
-from gguf_mtp.toolcalls import V3, V31, CallArguments, CallStart, Content, Event, ToolCallParser
+from gguf_mtp.chat.toolcalls import (
+    V3,
+    V31,
+    CallArguments,
+    CallStart,
+    Content,
+    Event,
+    ToolCallParser,
+)
 
 WEATHER = '{"city": "Paris", "note": "a \\"}\\" and {"}'
 CALL, SEP, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"

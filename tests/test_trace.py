@@ -15,8 +15,8 @@ from gguf_mtp.cli.charts import bar, columns
 from gguf_mtp.cli.trace import drawn
 from gguf_mtp.errors import GgufMtpError
 from gguf_mtp.rounds import Load, Part, RoundReport
-from gguf_mtp.trace import Moment, Recording, Trace, read
-from gguf_mtp.tracestats import Bin, acceptance, bins, summary
+from gguf_mtp.telemetry.trace import Moment, Recording, Trace, read
+from gguf_mtp.telemetry.tracestats import Bin, acceptance, bins, summary
 from tests.fakes import FakeTarget
 from tests.test_engine import collect, engine_of
 

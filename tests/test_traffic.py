@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from gguf_mtp.traffic import kv_per_cell, weights_per_token
+from gguf_mtp.model_file.traffic import kv_per_cell, weights_per_token
 from gguf_mtp.types import ModelFacts, TensorInfo
 
 

@@ -8,11 +8,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from gguf_mtp import verify as module
 from gguf_mtp.params import SamplingParams
-from gguf_mtp.sampling import Chain
+from gguf_mtp.sampling import verify as module
+from gguf_mtp.sampling.chain import Chain
+from gguf_mtp.sampling.verify import residual, verify
 from gguf_mtp.types import Distribution, Draft
-from gguf_mtp.verify import residual, verify
 
 N_DRAWS = 20_000
 P = [

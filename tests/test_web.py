@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from gguf_mtp.metrics import Metrics
 from gguf_mtp.server.app import ServerOptions
 from gguf_mtp.server.guard import Access
+from gguf_mtp.telemetry.metrics import Metrics
 from tests.browser import Pipe, Tab, browser, command
 from tests.chat_formats import CHATML, V31
 from tests.scripted import Answer, ScriptedEngine

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 
-from gguf_mtp.grammar import Follower, Grammars
+from gguf_mtp.grammar.matching import Follower, Grammars
 
 WORDS = [
     '"',

@@ -12,11 +12,11 @@ import llama_cpp as L
 import numpy as np
 
 from gguf_mtp.errors import CannotRewind, DecodeError, LoadFailed, SavedStateError
-from gguf_mtp.ggml_types import TENSOR_TYPES
 from gguf_mtp.llama.batch import Batch
 from gguf_mtp.llama.binding import nextn
 from gguf_mtp.llama.log import Errors
 from gguf_mtp.llama.memory import Memory, breakdown
+from gguf_mtp.model_file.ggml_types import TENSOR_TYPES
 from gguf_mtp.types import Floats, Output, Rows, Step
 
 REFUSED = -1

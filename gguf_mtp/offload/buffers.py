@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gguf_mtp.errors import RequestError
-from gguf_mtp.hparams import Hparams
-from gguf_mtp.traffic import CACHE_TYPES, kv_widths
+from gguf_mtp.model_file.hparams import Hparams
+from gguf_mtp.model_file.traffic import CACHE_TYPES, kv_widths
 from gguf_mtp.types import ModelFacts
 
 __all__ = ["Contexts", "Rooms", "rooms"]

@@ -12,9 +12,9 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from gguf_mtp.model_file.traffic import is_routed, layer_of
 from gguf_mtp.offload.devices import CPU
 from gguf_mtp.offload.plan import OffloadPlan, Placed
-from gguf_mtp.traffic import is_routed, layer_of
 
 __all__ = ["Directives", "directives", "side_directives"]
 

@@ -13,8 +13,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from gguf_mtp.model_file.traffic import is_routed, layer_of
 from gguf_mtp.offload.buffers import Contexts
-from gguf_mtp.traffic import is_routed, layer_of
 from gguf_mtp.types import ModelFacts, TensorInfo
 
 __all__ = ["Kind", "Part", "Subject"]

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from gguf_mtp.model_file.traffic import is_routed
 from gguf_mtp.offload.buffers import Contexts, Rooms, rooms
 from gguf_mtp.offload.devices import CPU, Device, Host
 from gguf_mtp.offload.parts import Part, Subject
-from gguf_mtp.traffic import is_routed
 
 __all__ = ["Machine", "OffloadPlan", "Placed", "assemble"]
 

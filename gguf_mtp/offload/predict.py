@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from gguf_mtp.model_file.traffic import expert_share, is_routed, layer_of
 from gguf_mtp.offload.devices import CPU
 from gguf_mtp.offload.parts import Subject
 from gguf_mtp.offload.plan import OffloadPlan
-from gguf_mtp.traffic import expert_share, is_routed, layer_of
 
 __all__ = ["ACCEPTANCE", "DEPTHS", "Prediction", "predict"]
 

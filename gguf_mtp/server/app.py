@@ -18,7 +18,6 @@ from starlette.concurrency import run_in_threadpool
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from gguf_mtp.metrics import CONTENT_TYPE, Metrics, Now
 from gguf_mtp.server import errors
 from gguf_mtp.server.errors import Problem, problem_of, respond
 from gguf_mtp.server.exchange import Exchange, collect, stream, until_gone
@@ -29,6 +28,7 @@ from gguf_mtp.server.plan import Plan, Served, check_ids, plan_chat, plan_comple
 from gguf_mtp.server.schemas import ChatRequest, CompletionRequest, Detokenize, Tokenize
 from gguf_mtp.server.shapes import Shapes
 from gguf_mtp.server.worker import Worker
+from gguf_mtp.telemetry.metrics import CONTENT_TYPE, Metrics, Now
 from gguf_mtp.text import Detokenizer
 
 __all__ = ["ServerOptions", "create_app"]

@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from gguf_mtp.chat.toolcalls import CALL, CALLS_END, ToolFormat
 from gguf_mtp.errors import RequestError
-from gguf_mtp.gbnf_lark import lark_of
-from gguf_mtp.grammar import Grammar, Grammars, quoted
-from gguf_mtp.json_grammar import ANY_OBJECT, compile_schema, json_rule
+from gguf_mtp.grammar.gbnf_lark import lark_of
+from gguf_mtp.grammar.json_schema import ANY_OBJECT, compile_schema, json_rule
+from gguf_mtp.grammar.matching import Grammar, Grammars, quoted
 from gguf_mtp.server.schemas import Generation, ResponseFormat, Tool
-from gguf_mtp.toolcalls import CALL, CALLS_END, ToolFormat
 
 __all__ = ["Calls", "Form", "call_grammar", "form_grammar", "form_of"]
 

@@ -15,10 +15,10 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gguf_mtp.metrics import Answered, Metrics
 from gguf_mtp.server.plan import Plan
 from gguf_mtp.server.reader import Delta, End, News
 from gguf_mtp.stats import Stats
+from gguf_mtp.telemetry.metrics import Answered, Metrics
 
 __all__ = ["Entry", "Journal", "Write", "entry_of"]
 

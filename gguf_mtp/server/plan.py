@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from gguf_mtp import reasoning
-from gguf_mtp.conversation import ChatTemplate, Turns
+from gguf_mtp.chat import reasoning
+from gguf_mtp.chat.conversation import ChatTemplate, Turns
 from gguf_mtp.errors import RequestError
-from gguf_mtp.following import Following, MinTokens
-from gguf_mtp.grammar import Grammar, Grammars
+from gguf_mtp.grammar.following import Following, MinTokens
+from gguf_mtp.grammar.matching import Grammar, Grammars
 from gguf_mtp.limits import EngineLimits
 from gguf_mtp.params import AnswerOptions, SamplingParams
 from gguf_mtp.server.constraints import Calls, Form, call_grammar, form_grammar, form_of

@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from gguf_mtp.chat.reasoning import ReasoningParser
+from gguf_mtp.chat.toolcalls import CallArguments, CallStart, Content, Event, ToolCallParser
 from gguf_mtp.errors import RequestError
-from gguf_mtp.following import Following
-from gguf_mtp.logprobs import TokenLogprobs
-from gguf_mtp.reasoning import ReasoningParser
+from gguf_mtp.grammar.following import Following
+from gguf_mtp.sampling.logprobs import TokenLogprobs
 from gguf_mtp.server.origins import Origin, Origins
 from gguf_mtp.stats import Stats
 from gguf_mtp.text import Detokenizer, StopStrings
-from gguf_mtp.toolcalls import CallArguments, CallStart, Content, Event, ToolCallParser
 from gguf_mtp.types import Chunk
 
 __all__ = ["Delta", "End", "Failure", "News", "Reader", "Reading"]

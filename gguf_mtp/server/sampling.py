@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gguf_mtp.errors import RequestError
-from gguf_mtp.grammar import Vocabulary
+from gguf_mtp.grammar.matching import Vocabulary
 from gguf_mtp.limits import EngineLimits
 from gguf_mtp.params import SamplingParams, sampler_order
 from gguf_mtp.server.schemas import Generation

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gguf_mtp.logprobs import TokenLogprobs
+from gguf_mtp.chat.toolcalls import CallArguments, CallStart
+from gguf_mtp.sampling.logprobs import TokenLogprobs
 from gguf_mtp.server.likely import ChatLogprobs, CompletionLogprobs
 from gguf_mtp.server.plan import Plan
 from gguf_mtp.server.reader import Delta, End
 from gguf_mtp.stats import Stats
-from gguf_mtp.toolcalls import CallArguments, CallStart
 
 __all__ = ["Choice", "Shapes", "sse", "timings"]
 

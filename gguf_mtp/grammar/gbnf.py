@@ -8,7 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gguf_mtp.errors import RequestError
-from gguf_mtp.gbnf_nodes import LAST_CHAR, Chars, Choice, Many, Node, Ranges, Ref, Seq, Text, Token
+from gguf_mtp.grammar.gbnf_nodes import (
+    LAST_CHAR,
+    Chars,
+    Choice,
+    Many,
+    Node,
+    Ranges,
+    Ref,
+    Seq,
+    Text,
+    Token,
+)
 
 __all__ = ["Parser"]
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gguf_mtp.errors import RequestError
-from gguf_mtp.grammar import Grammar, Grammars
+from gguf_mtp.grammar.matching import Grammar, Grammars
 
 __all__ = ["ANY_OBJECT", "compile_schema", "json_rule"]
 

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gguf_mtp import metadata
 from gguf_mtp.errors import GgufMtpError, LoadFailed, UnsupportedModel
-from gguf_mtp.header import raw_metadata
+from gguf_mtp.model_file import metadata
+from gguf_mtp.model_file.header import raw_metadata
 from gguf_mtp.types import ModelFacts, TensorInfo
 
 __all__ = ["check", "find", "read"]

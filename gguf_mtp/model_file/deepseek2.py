@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from gguf_mtp.header import Header
-from gguf_mtp.hparams import Hparams
+from gguf_mtp.model_file.header import Header
+from gguf_mtp.model_file.hparams import Hparams
 from gguf_mtp.types import TensorInfo
 
 __all__ = ["why_not_draft", "why_not_run"]

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gguf_mtp.header import Header
-from gguf_mtp.hparams import Hparams
+from gguf_mtp.model_file.header import Header
+from gguf_mtp.model_file.hparams import Hparams
 
 __all__ = ["GRAPHS", "why_not_draft", "why_not_run"]
 

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gguf_mtp.params import SamplingParams
-from gguf_mtp.penalties import Seen, is_penalising, penalised
-from gguf_mtp.rows import MARGIN, Ids, Row
+from gguf_mtp.sampling.penalties import Seen, is_penalising, penalised
+from gguf_mtp.sampling.rows import MARGIN, Ids, Row
 from gguf_mtp.types import Distribution, Floats
 
 CERTAIN = np.ones(1)

@@ -7,9 +7,9 @@ without an indexer, and asks for the same block.
 
 from __future__ import annotations
 
-from gguf_mtp import deepseek2
-from gguf_mtp.header import Header
-from gguf_mtp.hparams import Hparams
+from gguf_mtp.model_file import deepseek2
+from gguf_mtp.model_file.header import Header
+from gguf_mtp.model_file.hparams import Hparams
 
 __all__ = ["why_not_draft", "why_not_run"]
 

@@ -14,8 +14,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from gguf_mtp.filters import probability
-from gguf_mtp.sampling import Chain
+from gguf_mtp.sampling.chain import Chain
+from gguf_mtp.sampling.filters import probability
 from gguf_mtp.types import Distribution, Draft, Verdict
 
 

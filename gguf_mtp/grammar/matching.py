@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 
 from gguf_mtp.errors import RequestError
-from gguf_mtp.following import AfterReasoning, Following, Mask, MayReason
+from gguf_mtp.grammar.following import AfterReasoning, Following, Mask, MayReason
 
 if TYPE_CHECKING:  # its import takes 40 ms, which only those who ask for a grammar shall wait for
     from llguidance import LLMatcher, LLTokenizer

@@ -14,10 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gguf_mtp import deepseek2, deepseek32, nextn
 from gguf_mtp.errors import LoadFailed, UnsupportedModel
-from gguf_mtp.header import Header, read_header
-from gguf_mtp.hparams import Hparams
+from gguf_mtp.model_file import deepseek2, deepseek32, nextn
+from gguf_mtp.model_file.header import Header, read_header
+from gguf_mtp.model_file.hparams import Hparams
 from gguf_mtp.types import ModelFacts, TensorInfo
 
 __all__ = ["facts", "is_side_file", "read", "read_any", "summary"]

@@ -11,7 +11,18 @@ from collections.abc import Iterable, Mapping
 from itertools import combinations
 from typing import NamedTuple, TypeVar
 
-from gguf_mtp.gbnf_nodes import Chars, Choice, Many, Node, Ranges, Ref, Seq, Terminal, Text, Token
+from gguf_mtp.grammar.gbnf_nodes import (
+    Chars,
+    Choice,
+    Many,
+    Node,
+    Ranges,
+    Ref,
+    Seq,
+    Terminal,
+    Text,
+    Token,
+)
 
 __all__ = ["parts", "with_terminals"]
 

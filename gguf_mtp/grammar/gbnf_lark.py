@@ -11,9 +11,9 @@ import json
 from collections.abc import Callable, Mapping
 
 from gguf_mtp.errors import RequestError
-from gguf_mtp.gbnf import Parser
-from gguf_mtp.gbnf_nodes import Chars, Choice, Many, Node, Ref, Seq, Terminal, Text, Token
-from gguf_mtp.gbnf_terminals import parts, with_terminals
+from gguf_mtp.grammar.gbnf import Parser
+from gguf_mtp.grammar.gbnf_nodes import Chars, Choice, Many, Node, Ref, Seq, Terminal, Text, Token
+from gguf_mtp.grammar.gbnf_terminals import parts, with_terminals
 
 __all__ = ["lark_of", "to_lark"]
 

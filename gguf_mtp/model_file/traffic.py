@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from gguf_mtp.ggml_types import TENSOR_TYPES
+from gguf_mtp.model_file.ggml_types import TENSOR_TYPES
 from gguf_mtp.types import ModelFacts
 
 _CACHED = ("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL")

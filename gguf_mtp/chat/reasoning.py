@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gguf_mtp.markers import Seeker
+from gguf_mtp.chat.markers import Seeker
 
 __all__ = ["CLOSE", "OPEN", "ReasoningParser", "Split", "is_open", "may_open"]
 

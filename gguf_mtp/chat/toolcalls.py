@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from gguf_mtp.markers import Found, Seeker
+from gguf_mtp.chat.markers import Found, Seeker
 
 __all__ = ["V3", "V31", "CallArguments", "CallStart", "Content", "ToolCallParser", "ToolFormat"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
-from gguf_mtp.header import raw_metadata
+from gguf_mtp.model_file.header import raw_metadata
 from gguf_mtp.types import ModelFacts
 
 _TEXTS = "tokenizer.ggml.tokens"

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gguf_mtp.filters import CERTAIN, Filters
-from gguf_mtp.noise import uniforms
 from gguf_mtp.params import Constraint, SamplingParams
-from gguf_mtp.penalties import Memory, Seen, penalised
-from gguf_mtp.rows import Row
+from gguf_mtp.sampling.filters import CERTAIN, Filters
+from gguf_mtp.sampling.noise import uniforms
+from gguf_mtp.sampling.penalties import Memory, Seen, penalised
+from gguf_mtp.sampling.rows import Row
 from gguf_mtp.types import Distribution, Floats
 
 

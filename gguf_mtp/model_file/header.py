@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gguf_mtp.cursor import MAX_KEPT, Cursor
 from gguf_mtp.errors import LoadFailed
-from gguf_mtp.ggml_types import TENSOR_TYPES
+from gguf_mtp.model_file.cursor import MAX_KEPT, Cursor
+from gguf_mtp.model_file.ggml_types import TENSOR_TYPES
 from gguf_mtp.types import TensorInfo
 
 __all__ = ["Header", "raw_metadata", "read_header", "shard_paths"]

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gguf_mtp.trace import Moment, Recording
+from gguf_mtp.telemetry.trace import Moment, Recording
 
 __all__ = ["Acceptance", "Bin", "Summary", "acceptance", "bins", "summary"]
 

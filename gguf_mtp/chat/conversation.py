@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from gguf_mtp import chat, reasoning, toolcalls
+from gguf_mtp.chat import reasoning, toolcalls
+from gguf_mtp.chat import template as chat
+from gguf_mtp.chat.toolcalls import ToolFormat
 from gguf_mtp.errors import RequestError
-from gguf_mtp.toolcalls import ToolFormat
 
 __all__ = ["ChatPrompt", "ChatTemplate", "Turns"]
 

@@ -1,0 +1,1 @@
+"""Chats as models write and read them: templates, reasoning, tool calls. Knows no model."""

@@ -1,0 +1,1 @@
+"""What happened, for those who watch: metrics for Prometheus, traces of every round."""
