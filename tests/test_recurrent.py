@@ -9,10 +9,10 @@ import pytest
 from gguf import GGUFWriter
 from gguf_files import Model as Tiny
 
-from gguf_mtp import metadata
 from gguf_mtp.errors import CannotRewind
 from gguf_mtp.llama import ContextOptions, Model
 from gguf_mtp.loader import LoadOptions, load
+from gguf_mtp.model_file import metadata
 from gguf_mtp.params import SamplingParams
 from gguf_mtp.types import Rows
 
