@@ -7,6 +7,8 @@ that the plan reckoned with, and writes the same text with the same drafts accep
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -266,3 +268,23 @@ def test_v3_itself_is_reckoned_within_five_percent(tmp_path: Path, lent: list[Wo
 def test_devices_that_are_not_there(path: Path, placement: Placement, says: str) -> None:
     with pytest.raises(RequestError, match=says):
         settle(subject(path), placement)
+
+
+def test_a_model_without_a_plan_asks_no_lost_worker() -> None:
+    """In a process that knew a worker: llama.cpp asks every device for its memory by itself."""
+    code = (
+        "import sys\n"
+        "from gguf_mtp.llama import Model, connect\n"
+        "connect(sys.argv[1]); print('connected', flush=True); sys.stdin.readline()\n"
+        "Model(sys.argv[2]).close(); print('loaded')\n"
+    )
+    with workers(ROOM) as [worker]:
+        child = subprocess.Popen(
+            [sys.executable, "-c", code, worker.endpoint, str(demo_model())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert child.stdout
+        assert child.stdout.readline() == "connected\n"
+    assert child.communicate("on\n", timeout=60)[0] == "loaded\n"

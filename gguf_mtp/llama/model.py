@@ -12,12 +12,20 @@ import llama_cpp as L
 from gguf_mtp.errors import LoadFailed, UnsupportedModel
 from gguf_mtp.llama.binding import check_binding
 from gguf_mtp.llama.context import Context, ContextOptions
+from gguf_mtp.llama.devices import handles, is_remote
 from gguf_mtp.llama.log import Errors, forward_log
 from gguf_mtp.llama.memory import places
 from gguf_mtp.llama.told import Told
 from gguf_mtp.llama.vocab import Vocab
 from gguf_mtp.offload.directives import Directives
 from gguf_mtp.wishes import LOAD_MODES
+
+
+def _unplanned(n_gpu_layers: int) -> Directives:
+    """All devices of this machine, none of another's: llama.cpp would ask lost workers too, which
+    ends the process."""
+    own = [name for name in handles() if not is_remote(name)]
+    return Directives(tuple(own), n_gpu_layers, (), ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +60,7 @@ class Model:
         params.load_mode = LOAD_MODES[options.load_mode]
         params.no_alloc = options.no_alloc
         # llama.cpp borrows these arrays for as long as the model lives.
-        self._told = Told(params, options.told) if options.told else None
+        self._told = Told(params, options.told or _unplanned(options.n_gpu_layers))
         with Errors() as errors:
             self._model = L.llama_model_load_from_file(path.encode(), params)
         if not self._model:
