@@ -41,6 +41,7 @@ def run(
     ] = None,
 ) -> None:
     """Answer one prompt and exit."""
+    from ..llama import accelerators
     from . import report
     from .distant import run_in_child
     from .start import open_session, placement
@@ -50,7 +51,7 @@ def run(
 
     text = prompt if prompt is not None else _standard_input()
     with open_session(model_args, placement_args) as session:
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and accelerators():  # else there is one place to lie
             print(placement(session), file=sys.stderr)
         params = sampling_args.over(session.sampling_defaults())
         wishes = shape_args.wishes(session, logprobs if json else None)

@@ -112,7 +112,7 @@ def test_stop_ends_the_answer_and_keeps_what_was_written(tab: Tab) -> None:
                 "stopped"
             )
             assert not tab.run("document.querySelector('#send').hidden")
-            engine.steps.release(3)  # the engine notices between two rounds
+            engine.steps.release(60)  # the engine notices between two of its 200 rounds
             tab.wait(f"fetch('/health').then(r => r.json()).then(h => h.unfinished === {0})")
         assert engine.cancelled == [1, 2]
 
