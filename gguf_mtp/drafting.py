@@ -99,10 +99,10 @@ class Drafting:
 
     def _room(self, turn: Turn) -> Room:
         offer = turn.offer
-        names = [
+        names = [  # a free drafter only with what it has offered
             d.name
             for d in self._drafters
-            if _may(turn, d) and d.is_free <= (d.name == offer.source)
+            if _may(turn, d) and (not d.is_free or d.name == offer.source)
         ]
         made = Offer(offer.source, offer.confidence) if offer.tokens else None
         return Room(turn.seq, turn.request.n_draft_max() if names else 0, names, made)
