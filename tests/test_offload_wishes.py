@@ -69,7 +69,7 @@ def test_llama_cpp_s_rules_give_the_plan_by_hand(
     ("hand", "says"),
     [
         (ByHand(split=(1.0,)), "names 1 shares, but the devices are GPU0, GPU1"),
-        (ByHand(overrides=(("exps", "CUDA7"),)), "exps=CUDA7 names no device; there are CPU and"),
+        (ByHand(overrides=(("exps", "CUDA7"),)), "exps=CUDA7 names no device; there is CPU"),
         (ByHand(overrides=(("(", CPU),)), "is no regular expression"),
         (ByHand(split=(0.0, 0.0)), "shares of 0 or more"),
     ],

@@ -84,7 +84,7 @@ def _place(tensor: TensorInfo, layers: Sequence[str], head: str, hand: ByHand, n
 
 
 def _check(machine: Machine, hand: ByHand) -> None:
-    known = {CPU, *(d.name for d in machine.devices)}
+    known = (CPU, *[d.name for d in machine.devices])
     there = names(machine.devices) or "none"
     if not machine.devices and (hand.n_gpu_layers or 0) > 0:
         raise RequestError(
@@ -99,7 +99,7 @@ def _check(machine: Machine, hand: ByHand) -> None:
     for pattern, device in hand.overrides:
         if device not in known:
             raise RequestError(
-                f"--override-tensor {pattern}={device} names no device; there are CPU and {there}"
+                f"--override-tensor {pattern}={device} names no device; there is {', '.join(known)}"
             )
         try:
             re.compile(pattern)
