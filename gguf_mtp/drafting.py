@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -85,8 +84,7 @@ class Drafting:
         """Tells the depth decision of a round, and leaves out whom it has given up."""
         if not self._drafters or depth.n_max == 0 or not judged:
             return
-        round_ = round_of(judged, n_prefill, times, seconds)
-        depth.record(replace(round_, seconds_of=self._seconds))
+        depth.record(round_of(judged, n_prefill, times, seconds, self._seconds))
         for name, why in depth.given_up.items():
             drafter = self.drafter(name)
             if drafter is not None:

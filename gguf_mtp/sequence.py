@@ -6,7 +6,7 @@ tokens after the end reach neither cache nor statistics nor text. Knows no decod
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gguf_mtp.decision import Judged, Round
@@ -156,9 +156,14 @@ class Times(NamedTuple):
 
 
 def round_of(
-    judged: Sequence[tuple[Turn, Outcome]], n_prefill: int, times: Times, seconds: float
+    judged: Sequence[tuple[Turn, Outcome]],
+    n_prefill: int,
+    times: Times,
+    seconds: float,
+    seconds_of: Mapping[str, float],
 ) -> Round:
-    """What the depth decision learns from a round that took `seconds`."""
+    """What the depth decision learns from a round that took `seconds`, of which each drafter took
+    its own."""
     return Round(
         judged=[
             Judged(t.seq, t.draft.confidence, o.n_accepted, o.n_judged, t.draft.source)
@@ -171,6 +176,7 @@ def round_of(
         draft_s=times.draft_s,
         other_s=seconds - times.target_s - times.draft_s,
         offers=[_compare(t, o.committed) for t, o in judged if t.offer.tokens],
+        seconds_of=seconds_of,
     )
 
 

@@ -100,6 +100,13 @@ def test_a_machine_that_slows_down_takes_all_times_along() -> None:
     assert cost.mean(5)[4] == pytest.approx(3.0, rel=0.05)
 
 
+def test_a_draft_that_took_no_time_breaks_nothing() -> None:
+    cost = DraftCost()
+    for _ in range(3):
+        cost.observe(1, 1, 0.0)
+    assert cost.parts(1.0) == (0.0, 0.0, 0.0)
+
+
 def judge(acceptance: Acceptance, seq: int, verdicts: list[float], n: int) -> None:
     for _ in range(n):
         acceptance.tick()

@@ -253,6 +253,8 @@ class DraftCost:
         expected = w[0] + w[1] * steps + w[2] * rows
         known = px[0] + px[1] * steps + px[2] * rows
         total = known + self._noise * expected * expected
+        if total <= 0.0:  # a clock that saw no time pass
+            return
         bound = _CLIP * math.sqrt(total)
         error = min(max(seconds - expected, -bound), bound)
         for i in range(3):
