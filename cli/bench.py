@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_module
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,34 +14,49 @@ from .options import spread
 from .placing import PlacementArgs
 
 if TYPE_CHECKING:
-    from ..bench.run import Cell, Plan
+    from ..bench.run import Cell, Plan, Way
+
+
+@dataclass(frozen=True)
+class MeasureArgs:
+    """What is measured, and how often."""
+
+    workloads: Annotated[
+        str,
+        typer.Option(help="Which, by comma: definitions, facts, code, repetition, random."),
+    ] = "definitions,facts,code,repetition,random"
+    temps: Annotated[str, typer.Option(help="Temperatures, by comma.")] = "0,0.7,1"
+    depths: Annotated[str, typer.Option(help="Fixed draft depths, by comma.")] = "1,2,3,4"
+    draft: Annotated[
+        list[str] | None,
+        typer.Option(help="Automatic depth with these drafters instead (ngram,mtp); repeatable."),
+    ] = None
+    draft_model: Annotated[
+        Path | None,
+        typer.Option(help="The model that drafts where --draft names it.", show_default=False),
+    ] = None
+    rounds: Annotated[int, typer.Option(min=1, help="Counted rounds; one more goes first.")] = 5
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts of a workload in a round.")] = 2
+    max_tokens: Annotated[int, typer.Option("-n", "--max-tokens", min=1)] = 64
+    threads: Annotated[int, typer.Option("-t", "--threads", min=0, help="0: all cores.")] = 0
+
+    def ways(self) -> tuple[Way, ...]:
+        """Beside plain decoding: fixed depths and automatic, or sets of drafters."""
+        from ..bench.run import AUTO, automatic, fixed
+
+        if self.draft:
+            return tuple(automatic(names, self.draft_model) for names in self.draft)
+        return (*(fixed(int(n)) for n in _numbers(self.depths, "--depths")), AUTO)
 
 
 @spread
 def bench(
+    measure_args: MeasureArgs,
     placement_args: PlacementArgs,
     model: Annotated[
         Path | None,
         typer.Argument(help="A GGUF file; the demo model without one.", show_default=False),
     ] = None,
-    workloads: Annotated[
-        str,
-        typer.Option(help="Which, by comma: definitions, facts, code, repetition, random."),
-    ] = "definitions,facts,code,repetition,random",
-    temps: Annotated[str, typer.Option(help="Temperatures, by comma.")] = "0,0.7,1",
-    depths: Annotated[str, typer.Option(help="Fixed draft depths, by comma.")] = "1,2,3,4",
-    draft: Annotated[
-        list[str] | None,
-        typer.Option(help="Automatic depth with these drafters instead (ngram,mtp); repeatable."),
-    ] = None,
-    draft_model: Annotated[
-        Path | None,
-        typer.Option(help="The model that drafts where --draft names it.", show_default=False),
-    ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Counted rounds; one more goes first.")] = 5,
-    prompts: Annotated[int, typer.Option(min=1, help="Prompts of a workload in a round.")] = 2,
-    max_tokens: Annotated[int, typer.Option("-n", "--max-tokens", min=1)] = 64,
-    threads: Annotated[int, typer.Option("-t", "--threads", min=0, help="0: all cores.")] = 0,
     widened: Annotated[
         str | None,
         typer.Option(
@@ -56,7 +72,7 @@ def bench(
     save: Annotated[Path | None, typer.Option(help="Write the JSON document here.")] = None,
 ) -> None:
     """Measure tokens/s and acceptance: plain, fixed depths and automatic, side by side."""
-    from ..bench.run import AUTO, PLAIN, Plan, automatic, fixed, measure
+    from ..bench.run import PLAIN, Plan, measure
     from ..bench.table import document
     from ..errors import RequestError
 
@@ -67,22 +83,17 @@ def bench(
     placement = placement_args.placement()
     path = _model(model, widened)
     if parallel:
-        _measure_widths(
-            path, [int(n) for n in _numbers(parallel, "--parallel")], rounds, max_tokens
-        )
+        widths = [int(n) for n in _numbers(parallel, "--parallel")]
+        _measure_widths(path, widths, measure_args.rounds, measure_args.max_tokens)
         return
-    if draft:
-        ways = tuple(automatic(names, draft_model) for names in draft)
-    else:
-        ways = (*(fixed(int(n)) for n in _numbers(depths, "--depths")), AUTO)
     plan = Plan(
-        ways=(PLAIN, *ways),
-        workloads=_known(workloads),
-        temperatures=_numbers(temps, "--temps"),
-        n_rounds=rounds,
-        n_prompts=prompts,
-        n_tokens=max_tokens,
-        n_threads=threads,
+        ways=(PLAIN, *measure_args.ways()),
+        workloads=_known(measure_args.workloads),
+        temperatures=_numbers(measure_args.temps, "--temps"),
+        n_rounds=measure_args.rounds,
+        n_prompts=measure_args.prompts,
+        n_tokens=measure_args.max_tokens,
+        n_threads=measure_args.threads,
         placement=placement,
     )
     cells = measure(path, plan, _counter())

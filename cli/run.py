@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_module
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,7 +14,7 @@ from .placing import PlacementArgs
 from .shaping import ShapeArgs
 
 if TYPE_CHECKING:
-    from ..sampling.logprobs import TokenLogprobs
+    from ..session import Piece
 
 
 @spread
@@ -42,7 +43,6 @@ def run(
 ) -> None:
     """Answer one prompt and exit."""
     from ..llama import accelerators
-    from . import report
     from .distant import run_in_child
     from .start import open_session, placement
 
@@ -60,31 +60,32 @@ def run(
         else:
             messages = [{"role": "user", "content": text}]
             pieces = session.chat(messages, params, sampling_args.n_max, wishes)
-        answer, last = "", None
-        tokens: list[int] = []
-        likely: list[TokenLogprobs] = []
-        for piece in pieces:
-            answer += piece.text
-            tokens += piece.chunk.tokens
-            likely += piece.chunk.logprobs or ()
-            last = piece.chunk
-            if not json:
+        if json:
+            print(json_module.dumps(_document(pieces), ensure_ascii=False))
+        else:
+            for piece in pieces:
                 print(piece.text, end="", flush=True)
-    assert last is not None
+            print()
+
+
+def _document(pieces: Iterable[Piece]) -> dict[str, Any]:
+    """The whole answer with its counts; log-probabilities where they were asked for."""
+    from . import report
+
+    whole = list(pieces)
+    last = whole[-1].chunk
     assert last.stats is not None
-    if json:
-        result: dict[str, Any] = {
-            "text": answer,
-            "tokens": tokens,
-            "finish_reason": last.finish_reason,
-            "timings": report.timings(last.stats),
-            "draft": report.drafting(last.stats),
-        }
-        if logprobs is not None:
-            result["logprobs"] = [entry._asdict() for entry in likely]
-        print(json_module.dumps(result, ensure_ascii=False))
-    else:
-        print()
+    result: dict[str, Any] = {
+        "text": "".join(piece.text for piece in whole),
+        "tokens": [token for piece in whole for token in piece.chunk.tokens],
+        "finish_reason": last.finish_reason,
+        "timings": report.timings(last.stats),
+        "draft": report.drafting(last.stats),
+    }
+    chunks = [piece.chunk for piece in whole]
+    if any(chunk.logprobs is not None for chunk in chunks):
+        result["logprobs"] = [e._asdict() for chunk in chunks for e in chunk.logprobs or ()]
+    return result
 
 
 def _standard_input() -> str:

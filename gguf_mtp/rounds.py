@@ -91,7 +91,7 @@ class Observers:
             load=load,
             target_s=times.target_s,
             draft_s=times.draft_s,
-            other_s=seconds - times.target_s - times.draft_s,
+            other_s=times.other_s(seconds),
         )
         self._tell(lambda observer: observer.round(report))
 

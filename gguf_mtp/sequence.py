@@ -154,6 +154,10 @@ class Times(NamedTuple):
     target_s: float
     draft_s: float
 
+    def other_s(self, seconds: float) -> float:
+        """What else went into a round that took `seconds`."""
+        return seconds - self.target_s - self.draft_s
+
 
 def round_of(
     judged: Sequence[tuple[Turn, Outcome]],
@@ -174,7 +178,7 @@ def round_of(
         n_cells=sum(len(t.slot.tokens) for t, _ in judged),
         target_s=times.target_s,
         draft_s=times.draft_s,
-        other_s=seconds - times.target_s - times.draft_s,
+        other_s=times.other_s(seconds),
         offers=[_compare(t, o.committed) for t, o in judged if t.offer.tokens],
         seconds_of=seconds_of,
     )
