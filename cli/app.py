@@ -49,10 +49,36 @@ for command in (
     app.command()(command)
 
 
+def _tell_versions(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(", ".join(map(_version, ("gguf-mtp", "llama-cpp-python"))))
+        raise typer.Exit
+
+
+def _version(package: str) -> str:
+    """Asked of what pip has written down: loading llama.cpp to learn it takes a second."""
+    from importlib import metadata
+
+    try:
+        return f"{package} {metadata.version(package)}"
+    except metadata.PackageNotFoundError:
+        return f"{package} (not installed)"
+
+
 @app.callback()
 def options(
     debug: Annotated[
         bool, typer.Option("--debug", help="Log everything, and show tracebacks.")
+    ] = False,
+    version: Annotated[  # noqa: ARG001 - its callback has ended the command
+        bool,
+        typer.Option(
+            "-V",
+            "--version",
+            help="Show this version and llama-cpp-python's.",
+            callback=_tell_versions,
+            is_eager=True,
+        ),
     ] = False,
 ) -> None:
     handler = logging.StreamHandler(sys.stderr)
