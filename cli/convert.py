@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .options import spread
 from .progress import conversion_bar
 
 if TYPE_CHECKING:
@@ -30,99 +31,114 @@ class Mtp(str, Enum):
     only = "only"
 
 
+@dataclass(frozen=True)
+class FormArgs:
+    """What is made of the checkpoint."""
+
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--output", metavar="OUT.gguf", help="File to write; NAME.gguf without."
+        ),
+    ] = None
+    type_: Annotated[
+        str, typer.Option("--type", help="f32, f16, bf16, q8_0, q4_k_m, iq4_xs, mxfp4, ...")
+    ] = "q8_0"
+    tensor_type: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN=TYPE", help="Type of tensors by name; the first match wins."),
+    ] = None
+    imatrix: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Importances, as llama-imatrix writes them.")
+    ] = None
+    draft_head: Annotated[
+        str | None, typer.Option(metavar="TYPE", help="Give the MTP block a head of its own.")
+    ] = None
+    mtp: Annotated[
+        Mtp, typer.Option(help="keep: behind the trunk; drop: trunk alone; only: a side file.")
+    ] = Mtp.keep
+    split_max_size: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Cut into shards: 40G, 500M, ...")
+    ] = None
+    remote: Annotated[
+        bool, typer.Option("--remote", help="Stream shards from the hub and keep none.")
+    ] = False
+    name: Annotated[str | None, typer.Option(help="The model's name; the folder's if none.")] = None
+
+
+@dataclass(frozen=True)
+class WorkArgs:
+    """How the work is done, and what is said of it."""
+
+    threads: Annotated[int, typer.Option("-t", "--threads", min=0, help="0: every core.")] = 0
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List every tensor and what it takes; write nothing.")
+    ] = False
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False
+    force: Annotated[
+        bool, typer.Option("--force", help="Start over, and though the disk looks too small.")
+    ] = False
+    verify: Annotated[
+        bool | None, typer.Option(help="Load and draft afterwards; below 8 GB unless refused.")
+    ] = None
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print errors only.")] = False
+
+
+@spread
 def convert(
+    form_args: FormArgs,
+    work_args: WorkArgs,
     source: Annotated[
         str,
         typer.Argument(
             metavar="SOURCE", help="Folder of a safetensors checkpoint, or owner/name[@revision]."
         ),
     ],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "-o", "--output", metavar="OUT.gguf", help="File to write; NAME.gguf without."
-        ),
-    ] = None,
-    type_: Annotated[
-        str, typer.Option("--type", help="f32, f16, bf16, q8_0, q4_k_m, iq4_xs, mxfp4, ...")
-    ] = "q8_0",
-    tensor_type: Annotated[
-        list[str] | None,
-        typer.Option(metavar="PATTERN=TYPE", help="Type of tensors by name; the first match wins."),
-    ] = None,
-    imatrix: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Importances, as llama-imatrix writes them.")
-    ] = None,
-    draft_head: Annotated[
-        str | None, typer.Option(metavar="TYPE", help="Give the MTP block a head of its own.")
-    ] = None,
-    mtp: Annotated[
-        Mtp, typer.Option(help="keep: behind the trunk; drop: trunk alone; only: a side file.")
-    ] = Mtp.keep,
-    split_max_size: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Cut into shards: 40G, 500M, ...")
-    ] = None,
-    remote: Annotated[
-        bool, typer.Option("--remote", help="Stream shards from the hub and keep none.")
-    ] = False,
-    name: Annotated[
-        str | None, typer.Option(help="The model's name; the folder's if none.")
-    ] = None,
-    threads: Annotated[int, typer.Option("-t", "--threads", min=0, help="0: every core.")] = 0,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List every tensor and what it takes; write nothing.")
-    ] = False,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with an interrupted run.")
-    ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Start over, and though the disk looks too small.")
-    ] = False,
-    verify: Annotated[
-        bool | None, typer.Option(help="Load and draft afterwards; below 8 GB unless refused.")
-    ] = None,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print errors only.")] = False,
 ) -> None:
     """Convert a DeepSeek-V3-class checkpoint, MTP block included, to GGUF in one pass."""
-    from ..converters.convert import ConvertOptions, check_place, plan, write
-    from ..converters.hub import parse
-    from ..converters.shards import parse_size
+    from ..converters.convert import check_place, plan, write
 
-    options = ConvertOptions(
-        type=type_,
-        tensor_types=tuple(tensor_type or ()),
-        imatrix=imatrix,
-        draft_head=draft_head,
-        mtp=mtp.value,
-        n_threads=threads,
-        name=name,
-        resume=resume,
-        force=force,
-        split=parse_size(split_max_size) if split_max_size else None,
-    )
-    say = _nothing if quiet else typer.echo
-    repo = parse(source)
-    if repo is not None and not name:
-        options = replace(options, name=repo.name)
-    out = out or _default(Path(source), options)
+    options = _options(source, form_args, work_args)
+    say = _nothing if work_args.quiet else typer.echo
+    out = form_args.out or _default(Path(source), options)
     check_place(out)
-    folder, storage = _locate(source, options, remote, quiet)
+    folder, storage = _locate(source, options, form_args.remote, work_args.quiet)
     with plan(folder, options, storage) as job:
-        if dry_run:
+        if work_args.dry_run:
             for placed in job.tensors:
                 say(_line(placed))
         say(_before(job, options))
-        if dry_run:
+        if work_args.dry_run:
             say(_account(out, job.account, "would be"))
             return
-        with _interruptible(out), conversion_bar(quiet) as progress:
+        with _interruptible(out), conversion_bar(work_args.quiet) as progress:
             write(job, out, options, progress)
         say(_account(out, job.account, "is"))
         n_bytes, account, first = job.n_bytes, job.account, job.files(out)[0].path
-    if mtp is Mtp.only:
+    if form_args.mtp is Mtp.only:
         say(f"use it with --draft-model {out}, or beside its model; graft joins the two")
-    elif verify or (verify is None and n_bytes < _VERIFY_BELOW):
+    elif work_args.verify or (work_args.verify is None and n_bytes < _VERIFY_BELOW):
         _verify(first, account, options, say)
+
+
+def _options(source: str, form: FormArgs, work: WorkArgs) -> ConvertOptions:
+    from ..converters.convert import ConvertOptions
+    from ..converters.hub import parse
+    from ..converters.shards import parse_size
+
+    repo = parse(source)
+    return ConvertOptions(
+        type=form.type_,
+        tensor_types=tuple(form.tensor_type or ()),
+        imatrix=form.imatrix,
+        draft_head=form.draft_head,
+        mtp=form.mtp.value,
+        n_threads=work.threads,
+        name=form.name or (repo.name if repo else None),
+        resume=work.resume,
+        force=work.force,
+        split=parse_size(form.split_max_size) if form.split_max_size else None,
+    )
 
 
 def _locate(
