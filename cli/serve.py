@@ -206,9 +206,12 @@ def _served(session: Session, alias: str | None, sampling_args: SamplingArgs) ->
 def _server(app: object) -> uvicorn.Server:
     import uvicorn
 
+    from ..server.patience import PatientProtocol
+
     return uvicorn.Server(
         uvicorn.Config(
             app,  # type: ignore[arg-type]
+            http=PatientProtocol,
             interface="asgi3",
             lifespan="off",
             log_config=None,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import ipaddress
+import time
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -26,12 +27,14 @@ __all__ = ["Access", "Guard"]
 @dataclass(frozen=True, slots=True)
 class Access:
     """`api_key`: None where everybody may ask. `origins`: web pages that may ask from a browser;
-    "*" for all. `max_body`: bytes of a request; `body_s`: seconds that it may pause."""
+    "*" for all. `max_body`: bytes of a request; `body_s`: seconds that its body may take, and one
+    more for every `body_rate` bytes of it."""
 
     api_key: str | None = None
     origins: tuple[str, ...] = ()
     max_body: int = 16 << 20
     body_s: float = 60.0
+    body_rate: int = 16 << 10
 
     def __repr__(self) -> str:
         key = "'***'" if self.api_key else None
@@ -102,16 +105,20 @@ def _is_own(origin: str, host: str) -> bool:
 
 
 def _limited(receive: Receive, access: Access) -> Receive:
-    """`receive` that ends the request when its body is too large, or its rest does not come."""
+    """`receive` that ends the request when its body is too large, or comes too slowly."""
     n_bytes, is_whole = 0, False
+    begin: float | None = None
 
     async def limited() -> Message:
-        nonlocal n_bytes, is_whole
+        nonlocal n_bytes, is_whole, begin
+        now = time.monotonic()
+        begin = now if begin is None else begin
+        allowed = access.body_s + n_bytes // access.body_rate
         try:
             # After the body only the client's leaving is waited for, as long as it takes.
-            message = await asyncio.wait_for(receive(), None if is_whole else access.body_s)
+            message = await asyncio.wait_for(receive(), None if is_whole else begin + allowed - now)
         except asyncio.TimeoutError:  # in Python 3.10 it is no TimeoutError
-            said = f"the rest of the request did not come within {access.body_s:g} s"
+            said = f"the rest of the request did not come within {allowed:g} s"
             raise HTTPException(408, said, {"Connection": "close"}) from None
         if message["type"] == "http.request":
             n_bytes += len(message.get("body", b""))
