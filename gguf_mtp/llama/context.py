@@ -16,11 +16,14 @@ from gguf_mtp.llama.batch import Batch
 from gguf_mtp.llama.binding import nextn
 from gguf_mtp.llama.log import Errors
 from gguf_mtp.llama.memory import Memory, breakdown
+from gguf_mtp.llama.states import States, passes
 from gguf_mtp.model_file.ggml_types import TENSOR_TYPES
 from gguf_mtp.types import Floats, Output, Rows, Step
 
 REFUSED = -1
 """llama_decode's code for a batch it does not take; ours for one it must not see."""
+NO_CELLS = 1
+"""llama_decode's code when the cache has no room; nothing was stored, as with `REFUSED`."""
 
 _FLASH = {"auto": -1, "off": 0, "on": 1}
 CACHE_TYPE_NUMBERS = {t.name.lower(): number for number, t in TENSOR_TYPES.items()}
@@ -33,7 +36,9 @@ class ContextOptions:
     the trunk; `hidden` puts a hidden row out for every row. `strict` makes results independent of
     the batch's shape: F32 KV cache, no flash attention (use one thread and F32 weights with it); it
     overrides `cache_k`, `cache_v` and `flash` ("auto", "on", "off"). Without `kv_offload` the cache
-    stays with the CPU; `op_offload` lets large batches copy the CPU's weights to a device.
+    stays with the CPU; `op_offload` lets large batches copy the CPU's weights to a device. Of a
+    model with recurrent layers, `n_rewind` is how many rows of a draft can be dropped, at the price
+    of as many more states for each sequence; `n_batch` must be larger than that by 2.
     """
 
     n_ctx: int
@@ -49,21 +54,23 @@ class ContextOptions:
     flash: str = "auto"
     kv_offload: bool = True
     op_offload: bool = True
+    n_rewind: int = 0
 
 
 class Context:
     """A `types.Decoder` over one llama.cpp context with a unified KV cache.
 
-    It keeps `n_past` of every sequence itself, and builds batches in numpy arrays that it owns: no
-    call into C per row, and llama.cpp never frees Python memory.
+    A cache of attention can drop any rows; one with recurrent layers those of the last draft (see
+    `states`), or everything. It keeps `n_past` of every sequence itself, and builds batches in
+    numpy arrays that it owns: no call into C per row, and llama.cpp never frees Python memory.
     """
 
     def __init__(self, model: Any, n_embd: int, n_vocab: int, options: ContextOptions) -> None:
         self.options = options
         self._n_vocab, self._n_embd = n_vocab, n_embd
         self._n_past = [0] * options.n_seq
-        self._has_states = bool(L.llama_model_is_recurrent(model) or L.llama_model_is_hybrid(model))
         self._ctx = _new_context(model, options)
+        self._states = _states(model, self._ctx, options)
         self._memory = L.llama_get_memory(self._ctx)
         self.n_ctx: int = L.llama_n_ctx(self._ctx)
         self.n_decodes = 0
@@ -81,38 +88,47 @@ class Context:
     def decode(self, rows: Sequence[Rows]) -> Step:
         """See `types.Decoder`. Raises `DecodeError` with nothing of the batch left in the cache."""
         self._check(rows)
-        n_rows, n_outputs = self._batch.fill(rows)
-        start = time.perf_counter()
-        code = L.llama_decode(self._ctx, self._batch.struct)
-        L.llama_synchronize(self._ctx)
-        seconds = time.perf_counter() - start
-        self.n_decodes += 1
-        if code != 0:
-            for r in rows:  # some codes leave the rows of finished sub-batches behind
-                L.llama_memory_seq_rm(self._memory, r.seq, self._n_past[r.seq], -1)
-            raise DecodeError(code, f"decoding {n_rows} rows of {len(rows)} sequences failed")
+        groups = [rows] if self._states is None else passes(rows)
+        found: dict[int, Output] = {}
+        seconds = 0.0
+        for i, group in enumerate(groups):
+            outputs, spent = self._pass(group, rows, is_first=i == 0)
+            if i + 1 < len(groups):  # the next pass writes where these lie
+                outputs = [_copied(output) for output in outputs]
+            found |= {r.seq: output for r, output in zip(group, outputs, strict=True)}
+            seconds += spent
         for r in rows:
             self._n_past[r.seq] = r.pos + len(r.tokens)
-        return Step(self._outputs(rows, n_rows, n_outputs), seconds)
+        if self._states is not None:
+            self._states.decoded(rows)
+        return Step([found[r.seq] for r in rows], seconds)
 
     def rewind(self, seq: int, n_past: int) -> None:
-        if n_past >= self._n_past[seq]:
+        n_rows = self._n_past[seq] - n_past
+        if n_rows <= 0:
             return  # seq_rm scans all cells, so it is not called for nothing
+        if self._states is not None and n_past and not self._states.can_drop(seq, n_rows):
+            raise CannotRewind(f"the state of this model after {n_past} rows is not kept")
         if not L.llama_memory_seq_rm(self._memory, seq, n_past, -1):
             raise CannotRewind(
                 f"the KV cache of this model cannot drop rows {n_past} to {self._n_past[seq] - 1}"
             )
         self._n_past[seq] = n_past
+        if self._states is not None:
+            self._states.dropped(seq) if n_past else self._states.replaced(seq)
 
     def copy(self, src: int, dst: int, n_past: int) -> None:
         if src == dst:
             return
-        if self._has_states and n_past < self._n_past[src]:
-            # seq_cp would copy the state after the last row, whatever range it is given.
+        states, is_whole = self._states, n_past >= self._n_past[src]
+        if states is not None and not (is_whole and states.can_share(src)):
+            # seq_cp would copy the state after the last row decoded, whatever range it is given.
             raise CannotRewind(f"the state of this model after {n_past} rows is not kept")
         self.rewind(dst, 0)
-        L.llama_memory_seq_cp(self._memory, src, dst, 0, n_past)
+        L.llama_memory_seq_cp(self._memory, src, dst, 0, n_past if states is None else -1)
         self._n_past[dst] = min(n_past, self._n_past[src])
+        if states is not None:
+            states.shared(src, dst)
 
     def save(self, seq: int) -> bytes:
         size = L.llama_state_seq_get_size(self._ctx, seq)
@@ -126,6 +142,8 @@ class Context:
         buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
         with Errors() as errors:
             read = L.llama_state_seq_set_data(self._ctx, buffer, len(state), seq)
+        if self._states is not None:
+            self._states.replaced(seq)
         if read == 0:
             L.llama_memory_seq_rm(self._memory, seq, -1, -1)
             raise SavedStateError(f"llama.cpp refused the saved sequence: {errors.reason()}")
@@ -141,6 +159,31 @@ class Context:
         if self._ctx:
             L.llama_free(self._ctx)
             self._ctx = None
+
+    def _pass(
+        self, group: Sequence[Rows], batch: Sequence[Rows], is_first: bool
+    ) -> tuple[list[Output], float]:
+        """One llama_decode, and its seconds. When it fails, all of `batch` leaves the cache."""
+        n_rows, n_outputs = self._batch.fill(group)
+        start = time.perf_counter()
+        code = L.llama_decode(self._ctx, self._batch.struct)
+        L.llama_synchronize(self._ctx)
+        seconds = time.perf_counter() - start
+        self.n_decodes += 1
+        if code != 0:
+            is_untouched = is_first and code in (NO_CELLS, REFUSED)
+            self._take_back(batch, is_untouched)
+            raise DecodeError(code, f"decoding {n_rows} rows of {len(group)} sequences failed")
+        return self._outputs(group, n_rows, n_outputs), seconds
+
+    def _take_back(self, rows: Sequence[Rows], is_untouched: bool) -> None:
+        """Some codes leave the rows of finished sub-batches behind; states that were written over
+        are gone, and the sequence with them."""
+        for r in rows:
+            if self._states is not None and not is_untouched:
+                self._n_past[r.seq] = 0
+                self._states.replaced(r.seq)
+            L.llama_memory_seq_rm(self._memory, r.seq, self._n_past[r.seq], -1)
 
     def _check(self, rows: Sequence[Rows]) -> None:
         """What llama.cpp would answer with an abort, or store wrongly, is refused here."""
@@ -179,6 +222,18 @@ def _refuse_unless(sound: bool, what: str) -> None:
         raise DecodeError(REFUSED, f"a batch that llama.cpp must not see: {what}")
 
 
+def _states(model: Any, ctx: Any, options: ContextOptions) -> States | None:
+    """None where there are none: the MTP block of such a model is a layer of attention."""
+    has_states = L.llama_model_is_recurrent(model) or L.llama_model_is_hybrid(model)
+    if options.is_mtp or not has_states:
+        return None
+    return States(options.n_seq, L.llama_n_rs_seq(ctx))  # 0 where the architecture keeps one only
+
+
+def _copied(output: Output) -> Output:
+    return Output(output.logits.copy(), None if output.hidden is None else output.hidden.copy())
+
+
 def _new_context(model: Any, options: ContextOptions) -> Any:
     params = L.llama_context_default_params()
     params.n_ctx, params.n_seq_max = options.n_ctx, options.n_seq
@@ -190,6 +245,11 @@ def _new_context(model: Any, options: ContextOptions) -> Any:
         CACHE_TYPE_NUMBERS[name] for name in (options.cache_k, options.cache_v)
     )
     params.flash_attn_type = _FLASH[options.flash]
+    params.n_rs_seq = options.n_rewind
+    if options.n_rewind + 1 >= options.n_batch:  # llama.cpp would abort in the first decode
+        raise LoadFailed(
+            f"{options.n_rewind} rows cannot be taken back in batches of {options.n_batch}"
+        )
     params.kv_unified = True  # separate caches split an uneven batch into several full passes
     if options.is_mtp:
         params.ctx_type = L.LLAMA_CONTEXT_TYPE_MTP
