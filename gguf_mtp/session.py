@@ -16,7 +16,7 @@ from gguf_mtp.chat.template import Prompt
 from gguf_mtp.engine import Engine
 from gguf_mtp.errors import RequestError
 from gguf_mtp.grammar.following import Following
-from gguf_mtp.grammar.matching import Grammar, Grammars
+from gguf_mtp.grammar.matching import Grammar, Grammars, Thinking
 from gguf_mtp.params import AnswerOptions, SamplingParams
 from gguf_mtp.text import Detokenizer
 from gguf_mtp.types import Chunk, ModelFacts
@@ -169,16 +169,26 @@ class _Asked(NamedTuple):
     following: Following | None
 
 
-def follow(grammar: Grammar, vocab: Vocabulary, prompt: str) -> Following:
+def follow(
+    grammar: Grammar, vocab: Vocabulary, prompt: str, openings: frozenset[int] = frozenset()
+) -> Following:
     """Obedience to `grammar` behind the reasoning of an answer to `prompt`, of a model that may
-    reason; with no prompt from the first token on."""
+    reason; with no prompt from the first token on. With `openings` not before one of these tokens
+    has come."""
+    thinking = _thinking(vocab, prompt)
+    if openings:
+        return grammar.follow_once(openings, thinking)
+    return grammar.follow() if thinking is None else grammar.follow_after(thinking)
+
+
+def _thinking(vocab: Vocabulary, prompt: str) -> Thinking | None:
     close, piece = reasoning.CLOSE.encode(), piece_of(vocab, [reasoning.CLOSE])
     if reasoning.is_open(prompt):
-        return grammar.follow_after(close, piece)
+        return Thinking(close, piece)
     opening = vocab.tokenize(reasoning.OPEN, add_special=False)
     if prompt and reasoning.may_open(prompt) and len(opening) == 1:
-        return grammar.follow_after(close, piece, opening[0])
-    return grammar.follow()
+        return Thinking(close, piece, opening[0])
+    return None
 
 
 def piece_of(vocab: Vocabulary, markers: Sequence[str]) -> Callable[[int], bytes]:

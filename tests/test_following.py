@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gguf_mtp.grammar.following import Following, MinTokens
+from gguf_mtp.grammar.matching import Thinking
 from tests.words import END, N_VOCAB, STOP, WordVocab, grammars
 
 GRAMMARS = grammars()
@@ -12,7 +13,7 @@ VOCAB = WordVocab()
 
 
 def reasoning(lark: str) -> Following:
-    return GRAMMARS.compile(lark).follow_after(b"</think>", VOCAB.piece)
+    return GRAMMARS.compile(lark).follow_after(Thinking(b"</think>", VOCAB.piece))
 
 
 def tokens_of(raw: str) -> list[int]:
@@ -60,10 +61,10 @@ def test_white_space_of_the_grammar_itself_is_not_skipped() -> None:
 def test_text_in_the_token_that_ends_the_reasoning_cannot_be_put_right() -> None:
     inner = GRAMMARS.compile('start: "ab"')
     pieces = {1: b"</think", 2: b">\n", 3: b">x"}
-    good = inner.follow_after(b"</think>", pieces.__getitem__)
+    good = inner.follow_after(Thinking(b"</think>", pieces.__getitem__))
     good.commit([1, 2])
     assert good.failure is None
-    bad = inner.follow_after(b"</think>", pieces.__getitem__)
+    bad = inner.follow_after(Thinking(b"</think>", pieces.__getitem__))
     bad.commit([1, 3])
     assert bad.failure == "the token that ends the reasoning holds text behind it"
     assert {int(i) for i in bad.allowed(()).nonzero()[0]} >= {END, STOP}

@@ -1,5 +1,8 @@
 """Constraints on an answer that know no grammar: when one begins, and when an answer may end.
 
+A grammar may bind the text behind the reasoning, or begin with a token that opens what it is about,
+as a tool call, and leave everything before it free.
+
 Tokens in, masks out; they know neither logits nor drafts.
 """
 
@@ -13,7 +16,16 @@ from numpy.typing import NDArray
 
 from gguf_mtp.params import Constraint
 
-__all__ = ["AfterReasoning", "Fallible", "Following", "Mask", "MayReason", "MinTokens"]
+__all__ = [
+    "AfterReasoning",
+    "Fallible",
+    "Following",
+    "Mask",
+    "MayReason",
+    "MinTokens",
+    "OnceOpened",
+    "Reasoning",
+]
 
 Mask = NDArray[np.bool_]
 
@@ -53,20 +65,47 @@ class MinTokens:
         self._n_left -= len(tokens)
 
 
+class Reasoning:
+    """Where the reasoning ends that an answer begins with: behind the token with which its text has
+    held `close`; `piece` gives a token's bytes."""
+
+    def __init__(self, close: bytes, piece: Callable[[int], bytes]) -> None:
+        self._close, self._piece = close, piece
+        self._tail = b""  # of the reasoning, too short to hold `close`
+        self.is_over = False
+
+    def end(self, tokens: Sequence[int]) -> int | None:
+        """How many of `tokens`, which follow the committed ones, belong to the reasoning and its
+        end; None when it goes on."""
+        if self.is_over:
+            return 0
+        text = self._tail
+        for i, token in enumerate(tokens):
+            text += self._piece(token)
+            if self._close in text:
+                return i + 1
+        return None
+
+    def commit(self, tokens: Sequence[int]) -> bytes:
+        """The text behind the reasoning that the token which ends it holds too."""
+        at = self.end(tokens)
+        if self.is_over:
+            return b""
+        text = self._tail + b"".join(map(self._piece, tokens[:at]))
+        self._tail, self.is_over = text[1 - len(self._close) :], at is not None
+        return text.partition(self._close)[2]
+
+
 class AfterReasoning:
-    """A `params.Constraint` that allows everything until `close` has come, then what `inner` does.
+    """A `params.Constraint` that allows everything until `reasoning` is over, then what `inner`
+    does.
 
     Before the grammar's text there may be white space, as models write it behind their reasoning.
     """
 
-    def __init__(
-        self, inner: Fallible, blanks: Mask, close: bytes, piece: Callable[[int], bytes]
-    ) -> None:
-        self._inner, self._blanks = inner, blanks
-        self._close, self._piece = close, piece
-        self._tail = b""  # of the reasoning, too short to hold `close`
-        self._is_closed = False
-        self._n_lead = 0  # tokens of white space behind `close`
+    def __init__(self, inner: Fallible, blanks: Mask, reasoning: Reasoning) -> None:
+        self._inner, self._blanks, self._reasoning = inner, blanks, reasoning
+        self._n_lead = 0  # tokens of white space behind the reasoning
         self._is_inside = False  # the grammar's text
 
     @property
@@ -74,7 +113,7 @@ class AfterReasoning:
         return self._inner.failure
 
     def allowed(self, after: Sequence[int]) -> Mask | None:
-        at = self._closed_at(after)
+        at = self._reasoning.end(after)
         if at is None:
             return None
         n_lead, at = self._skip_lead(after, at)
@@ -84,29 +123,15 @@ class AfterReasoning:
         return mask | self._blanks
 
     def commit(self, tokens: Sequence[int]) -> None:
-        at = self._closed_at(tokens)
+        at = self._reasoning.end(tokens)
+        if self._reasoning.commit(tokens).strip():
+            self._inner.fail("the token that ends the reasoning holds text behind it")
         if at is None:
-            self._tail = self._text(tokens)[1 - len(self._close) :]
             return
-        if not self._is_closed:
-            self._is_closed = True
-            if self._text(tokens[:at]).partition(self._close)[2].strip():
-                self._inner.fail("the token that ends the reasoning holds text behind it")
         self._n_lead, at = self._skip_lead(tokens, at)
         if at < len(tokens):
             self._is_inside = True
             self._inner.commit(tokens[at:])
-
-    def _closed_at(self, tokens: Sequence[int]) -> int | None:
-        """How many of `tokens` belong to the reasoning and its end; None when it goes on."""
-        if self._is_closed:
-            return 0
-        text = self._tail
-        for i, token in enumerate(tokens):
-            text += self._piece(token)
-            if self._close in text:
-                return i + 1
-        return None
 
     def _skip_lead(self, tokens: Sequence[int], at: int) -> tuple[int, int]:
         """How many tokens of white space have come before the grammar's text, and where in `tokens`
@@ -122,8 +147,45 @@ class AfterReasoning:
         """White space, unless the grammar's own text may begin with it."""
         return bool(self._blanks[token]) and not self._inner.allowed(())[token]
 
-    def _text(self, tokens: Sequence[int]) -> bytes:
-        return self._tail + b"".join(map(self._piece, tokens))
+
+class OnceOpened:
+    """A `params.Constraint` that allows everything until one of `openings` comes, then what `inner`
+    does, from that token on. What comes within `reasoning` opens nothing.
+
+    It knows tokens: the same text in other tokens opens nothing either.
+    """
+
+    def __init__(
+        self, inner: Following, openings: frozenset[int], reasoning: Reasoning | None = None
+    ) -> None:
+        self._inner, self._openings, self._reasoning = inner, openings, reasoning
+        self._is_open = False
+
+    @property
+    def failure(self) -> str | None:
+        return self._inner.failure
+
+    def allowed(self, after: Sequence[int]) -> Mask | None:
+        at = self._opened_at(after)
+        return None if at is None else self._inner.allowed(after[at:])
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        at = self._opened_at(tokens)
+        if self._reasoning:
+            self._reasoning.commit(tokens)
+        if at is not None:
+            self._is_open = True
+            self._inner.commit(tokens[at:])
+
+    def _opened_at(self, tokens: Sequence[int]) -> int | None:
+        """How many of `tokens` come before what `inner` knows; None when all do."""
+        if self._is_open:
+            return 0
+        start = self._reasoning.end(tokens) if self._reasoning else 0
+        if start is None:
+            return None
+        found = (i for i in range(start, len(tokens)) if tokens[i] in self._openings)
+        return next(found, None)
 
 
 class MayReason:
@@ -131,7 +193,7 @@ class MayReason:
     `behind` makes of the rest, which begins inside the reasoning and is bound by the same `inner`.
     """
 
-    def __init__(self, inner: Fallible, behind: AfterReasoning, opening: int) -> None:
+    def __init__(self, inner: Following, behind: Following, opening: int) -> None:
         self._inner, self._behind, self._opening = inner, behind, opening
         self._chosen: Following | None = None
 
@@ -143,8 +205,10 @@ class MayReason:
         chosen, rest = self._choose(after)
         if chosen is not None:
             return chosen.allowed(rest)
-        mask: Mask = self._inner.allowed(()).copy()
-        mask[self._opening] = True
+        mask = self._inner.allowed(())
+        if mask is not None:
+            mask = mask.copy()
+            mask[self._opening] = True
         return mask
 
     def commit(self, tokens: Sequence[int]) -> None:

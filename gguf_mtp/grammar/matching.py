@@ -18,12 +18,19 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 
 from gguf_mtp.errors import RequestError
-from gguf_mtp.grammar.following import AfterReasoning, Following, Mask, MayReason
+from gguf_mtp.grammar.following import (
+    AfterReasoning,
+    Following,
+    Mask,
+    MayReason,
+    OnceOpened,
+    Reasoning,
+)
 
 if TYPE_CHECKING:  # its import takes 40 ms, which only those who ask for a grammar shall wait for
     from llguidance import LLMatcher, LLTokenizer
 
-__all__ = ["Follower", "Grammar", "Grammars", "Vocabulary", "quoted"]
+__all__ = ["Follower", "Grammar", "Grammars", "Thinking", "Vocabulary", "quoted"]
 
 MAX_CHARS = 1 << 20
 """Of a grammar's source."""
@@ -135,6 +142,20 @@ class _Tokens:
         return self._vocab.tokenize(text.decode(errors="replace"), False, False)
 
 
+class Thinking(NamedTuple):
+    """How an answer may begin with reasoning: its text up to `close`; `piece` gives a token's
+    bytes. With `opening` it reasons only if it begins with that token."""
+
+    close: bytes
+    piece: Callable[[int], bytes]
+    opening: int | None = None
+
+    def before(self, bind: Callable[[Reasoning | None], Following]) -> Following:
+        """What `bind` makes for a text that begins with reasoning, or for either kind."""
+        behind = bind(Reasoning(self.close, self.piece))
+        return behind if self.opening is None else MayReason(bind(None), behind, self.opening)
+
+
 class Grammar:
     """A compiled grammar; every answer that obeys it needs a follower of its own."""
 
@@ -145,14 +166,20 @@ class Grammar:
         """Obeyed from the answer's first token on."""
         return Follower(self._matcher.deep_copy(), self._tables.ends)
 
-    def follow_after(
-        self, close: bytes, piece: Callable[[int], bytes], opening: int | None = None
-    ) -> Following:
-        """Obeyed once the text has held `close`; `piece` gives a token's bytes. With `opening` the
-        text may begin with that token, inside of what `close` ends, or else is bound at once."""
+    def follow_after(self, thinking: Thinking) -> Following:
+        """Obeyed from the end of the reasoning on."""
+        inner, blanks = self.follow(), self._tables.blanks
+        return thinking.before(
+            lambda reasoning: AfterReasoning(inner, blanks, reasoning) if reasoning else inner
+        )
+
+    def follow_once(self, openings: frozenset[int], thinking: Thinking | None) -> Following:
+        """Obeyed from the first of the tokens `openings` on, which belongs to its text; one within
+        the reasoning is none."""
         inner = self.follow()
-        behind = AfterReasoning(inner, self._tables.blanks, close, piece)
-        return behind if opening is None else MayReason(inner, behind, opening)
+        if thinking is None:
+            return OnceOpened(inner, openings)
+        return thinking.before(lambda reasoning: OnceOpened(inner, openings, reasoning))
 
 
 class Follower:

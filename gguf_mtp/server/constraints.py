@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from gguf_mtp.chat.toolcalls import CALL, CALLS_END, ToolFormat
+from gguf_mtp.chat.toolcalls import CALL, CALLS, CALLS_END, ToolFormat
 from gguf_mtp.errors import RequestError
 from gguf_mtp.grammar.gbnf_lark import lark_of
 from gguf_mtp.grammar.json_schema import ANY_OBJECT, compile_schema, json_rule
@@ -37,13 +37,24 @@ class Form(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Calls:
     """Calls that an answer makes. `has_begun`: the prompt holds their opening, up to the name or,
-    with `name`, behind it. `is_single`: one call and no more."""
+    with `name`, behind it; otherwise the answer may do without. `is_single`: one call and no more.
+    """
 
     format: ToolFormat
     tools: Sequence[Tool]
     has_begun: bool = True
     name: str | None = None
     is_single: bool = False
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether any tool's parameters are promised to be followed."""
+        return any(tool.function.strict is True for tool in self.tools)
+
+    def openings(self, grammars: Grammars) -> frozenset[int]:
+        """The tokens with which calls begin; none where they are no tokens of their own."""
+        ids = map(grammars.token, (CALLS, CALL))
+        return frozenset(id_ for id_ in ids if id_ is not None)
 
 
 def form_of(request: Generation, grammars: Grammars) -> Form | None:
@@ -66,7 +77,10 @@ def form_grammar(grammars: Grammars, form: Form) -> Grammar:
 
 def call_grammar(grammars: Grammars, calls: Calls, otherwise: Form | None = None) -> Grammar:
     """Answers that are calls of `calls.tools` with arguments as their parameters say, or
-    `otherwise` JSON. Raises `RequestError` that names the tool and the place."""
+    `otherwise` JSON; what the prompt holds of them is left out.
+
+    Raises `RequestError` that names the tool and the place.
+    """
     rules, heads = [], []
     for i, tool in enumerate(calls.tools):
         if calls.name in (None, tool.function.name):
@@ -78,7 +92,8 @@ def call_grammar(grammars: Grammars, calls: Calls, otherwise: Form | None = None
     more = "" if calls.is_single else f" ({next_head} {any_call})*"
     body = f"{any_call}{more} {grammars.marker(CALLS_END)}"
     if not calls.has_begun:
-        body = f"{_spelled(grammars, fmt, fmt.opening(None))} {body}"
+        head = _spelled(grammars, fmt, CALL + fmt.before_name)
+        body = f"{grammars.marker(CALLS)}? {head} {body}"  # some models leave the first one out
     start = f"start: {body}"
     if otherwise is not None:
         start += f" | {json_rule(otherwise.source, otherwise.lenient)}"

@@ -67,6 +67,13 @@ class Plan:
         return len(self.prompts) * len(self.params)
 
 
+class _Bound(NamedTuple):
+    """What an answer must obey, from the first of the tokens `openings` on; without, at once."""
+
+    grammar: Grammar
+    openings: frozenset[int] = frozenset()
+
+
 class _Asked(NamedTuple):
     """What the two kinds of requests are made into before they are treated alike.
 
@@ -77,7 +84,7 @@ class _Asked(NamedTuple):
     reading: Reading
     max_tokens: int | None
     n_logprobs: int | None
-    grammar: Grammar | None
+    bound: _Bound | None
     reasons_after: str = ""
 
 
@@ -115,9 +122,9 @@ def plan_chat(served: Served, request: ChatRequest) -> Plan:
     if max_tokens is None:
         max_tokens = request.max_tokens
     tokens = served.vocab.tokenize(prompt.text, add_special=not prompt.has_bos)
-    grammar = _grammar(served, form_of(request, served.grammars), calls)
+    bound = _bound(served, form_of(request, served.grammars), calls)
     reasons_after = "" if reading.thinks is None else prompt.text
-    asked = _Asked([tokens], reading, max_tokens, request.n_logprobs, grammar, reasons_after)
+    asked = _Asked([tokens], reading, max_tokens, request.n_logprobs, bound, reasons_after)
     return _plan(served, request, asked)
 
 
@@ -133,8 +140,8 @@ def plan_completion(served: Served, request: CompletionRequest) -> Plan:
     if max_tokens is None and served.max_tokens is None:
         max_tokens = COMPLETION_TOKENS
     prompts = _prompts(served, request.prompt)
-    grammar = _grammar(served, form_of(request, served.grammars), None)
-    return _plan(served, request, _Asked(prompts, reading, max_tokens, request.n_logprobs, grammar))
+    bound = _bound(served, form_of(request, served.grammars), None)
+    return _plan(served, request, _Asked(prompts, reading, max_tokens, request.n_logprobs, bound))
 
 
 def _plan(served: Served, request: Generation, asked: _Asked) -> Plan:
@@ -168,27 +175,34 @@ def _plan(served: Served, request: Generation, asked: _Asked) -> Plan:
     )
 
 
-def _grammar(served: Served, form: Form | None, calls: Calls | None) -> Grammar | None:
-    """What the answer must be: calls, text of a form, either, or anything."""
-    if calls is None or (form is None and not calls.has_begun):
-        return form_grammar(served.grammars, form) if form else None
+def _bound(served: Served, form: Form | None, calls: Calls | None) -> _Bound | None:
+    """What the answer must be: text of a form, calls, either of them; or what it likes, as long as
+    its calls are as strict tools were promised to be called."""
+    grammars = served.grammars
+    if calls is None:
+        return _Bound(form_grammar(grammars, form)) if form else None
     if form is not None and form.kind != "json":
         raise RequestError(f"{form.field} and tools cannot both hold; set tool_choice to 'none'")
+    if calls.has_begun:
+        return _Bound(call_grammar(grammars, calls))
     if form is not None:
-        form_grammar(served.grammars, form)  # what is wrong with it alone is told by its own name
-    return call_grammar(served.grammars, calls, None if calls.has_begun else form)
+        form_grammar(grammars, form)  # what is wrong with it alone is told by its own name
+        return _Bound(call_grammar(grammars, calls, form))
+    openings = calls.openings(grammars) if calls.is_strict else None
+    return _Bound(call_grammar(grammars, calls), openings) if openings else None
 
 
 def _constraint(
     served: Served, request: Generation, asked: _Asked, stop_tokens: frozenset[int]
 ) -> Callable[[], Following | None]:
     """Raises `RequestError` where two wishes contradict each other."""
-    grammar = asked.grammar
+    bound = asked.bound
     for name in ("ignore_eos", "min_tokens"):
-        if grammar and getattr(request, name):
+        if bound and getattr(request, name):
             raise RequestError(f"{name} cannot hold where a grammar says when the answer ends")
-    if grammar:
-        return lambda: follow(grammar, served.vocab, asked.reasons_after)
+    if bound:
+        grammar, openings = bound
+        return lambda: follow(grammar, served.vocab, asked.reasons_after, openings)
     n_least = request.min_tokens
     if n_least:
         ends = served.limits.end_tokens | stop_tokens
