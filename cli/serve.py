@@ -82,6 +82,7 @@ class ServerArgs:
             show_default=False,
         ),
     ] = None
+    trace_goes_on: Annotated[bool, typer.Option("--trace-goes-on", hidden=True)] = False
 
 
 @spread
@@ -120,7 +121,7 @@ def serve(
     access = Access(args.api_key or None, tuple(args.cors_origin or ()))
     with (
         listen(args.host, args.port) as listener,
-        open_files(args.log, args.trace) as files,
+        open_files(args.log, args.trace, args.trace_goes_on) as files,
         open_session(model_args, options=options) as session,
     ):
         worker = Worker(session.engine, args.parallel, args.queue)

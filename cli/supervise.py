@@ -86,7 +86,7 @@ class _Supervisor:
         server: asyncio.Server | None = None
         try:
             while True:
-                if not await self._start():
+                if not await self._start(is_first=server is None):
                     if server is None:
                         return 1  # it has said why
                     self._why = "the engine could not be started again"
@@ -107,11 +107,12 @@ class _Supervisor:
             if server is not None:
                 server.close()
 
-    async def _start(self) -> bool:
+    async def _start(self, is_first: bool) -> bool:
         """Starts a child; whether it listens. What it says meanwhile goes on to our own output."""
         self._why = LOADING
+        goes_on = () if is_first else ("--trace-goes-on",)
         self._child = await asyncio.create_subprocess_exec(
-            *command("--host", "127.0.0.1", "--port", "0"),
+            *command("--host", "127.0.0.1", "--port", "0", *goes_on),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

@@ -81,8 +81,12 @@ def _facts(recording: Recording) -> Iterator[str]:
     if total.reasons:
         by = ", ".join(f"{reason} {n}" for reason, n in total.reasons.most_common())
         yield f"why so many were drafted, in rounds: {by}"
-    if recording.n_torn:
-        yield "the last line is not whole and was left out"
+    if recording.n_starts > 1:
+        yield f"the engine was started {recording.n_starts} times"
+    if recording.n_torn == 1:
+        yield "1 line is not whole and was left out"
+    elif recording.n_torn:
+        yield f"{recording.n_torn} lines are not whole and were left out"
 
 
 def _acceptance(recording: Recording) -> Iterator[str]:

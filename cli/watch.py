@@ -25,12 +25,13 @@ class Files(NamedTuple):
 
 
 @contextmanager
-def open_files(log: str, trace: Path | None) -> Iterator[Files]:
-    """`log` is a path, "-" for standard output, or "off". Raises `GgufMtpError`."""
+def open_files(log: str, trace: Path | None, goes_on: bool) -> Iterator[Files]:
+    """`log` is a path, "-" for standard output, or "off"; a log is added to, and a trace where it
+    `goes_on`. Raises `GgufMtpError`."""
     with ExitStack() as stack:
         files = Files(
             log=None if log == "off" else JsonLines(None if log == "-" else Path(log)),
-            trace=JsonLines(trace, keeps=False) if trace else None,
+            trace=JsonLines(trace, keeps=goes_on) if trace else None,
         )
         for file in files:
             if file:

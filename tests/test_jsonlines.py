@@ -58,6 +58,15 @@ def test_a_log_grows_and_a_trace_begins_anew(tmp_path: Path) -> None:
         assert path.read_text() == expected
 
 
+def test_what_a_killed_process_left_is_a_line_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text('whole\n{"n":')
+    lines = JsonLines(path)
+    lines.write({"n": 1})
+    lines.close()
+    assert path.read_text() == 'whole\n{"n":\n{"n":1}\n'
+
+
 def test_a_file_that_cannot_be_opened_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(GgufMtpError) as refusal:
         JsonLines(tmp_path / "no" / "log")

@@ -22,6 +22,7 @@ from worlds import MIB, Worker, workers
 
 from gguf_mtp.errors import LoadFailed, RequestError
 from gguf_mtp.rpc import look, parse_endpoints
+from gguf_mtp.telemetry.trace import read
 
 
 @contextmanager
@@ -169,12 +170,13 @@ ENDLESS = {"prompt": "The capital of", "max_tokens": 6000, "logit_bias": {"1": -
 
 
 @pytest.mark.native
-def test_a_server_outlives_its_worker() -> None:
+def test_a_server_outlives_its_worker(tmp_path: Path) -> None:
     """kill -9 while two answers are written: both are told, new ones are refused by name, and when
-    the worker is back answers are made again."""
+    the worker is back answers are made again, into the same trace."""
+    trace = tmp_path / "trace"
     with workers(400 * MIB) as (worker,):
         arguments = ("--rpc", worker.endpoint, "--fit-margin", "0", "-t", "1", "--parallel", "2")
-        with process(*arguments, "--log", "off") as server:
+        with process(*arguments, "--log", "off", "--trace", str(trace)) as server:
             with urllib.request.urlopen(post(server.url, ENDLESS | {"max_tokens": 4})) as answer:
                 assert json.load(answer)["usage"]["completion_tokens"] == 4
             failures: list[tuple[int, str]] = []
@@ -212,6 +214,9 @@ def test_a_server_outlives_its_worker() -> None:
                     again.process.stdout.close()
         assert errors.startswith(f"error: {named}")
         assert server.process.returncode == 0
+    recording = read(trace)
+    requests = {part.request for moment in recording.moments for part in moment.report.parts}
+    assert (recording.n_starts, len(requests)) == (2, 4)
 
 
 @pytest.mark.native

@@ -89,7 +89,49 @@ def test_a_torn_last_line_is_left_out_and_said(tmp_path: Path) -> None:
     whole = [json.dumps(r) for r in records]
     recording = read(write(tmp_path / "trace", *whole[:-1], whole[-1][:30]))
     assert (len(recording.moments), recording.n_torn) == (3, 1)
-    assert "the last line is not whole and was left out" in list(drawn(recording, 80))
+    assert "1 line is not whole and was left out" in list(drawn(recording, 80))
+
+
+def begun(started: str) -> dict[str, Any]:
+    return {"gguf_mtp_trace": 1, "started": started, **ABOUT}
+
+
+def lines_of(*moments: Moment) -> list[dict[str, Any]]:
+    records: list[Any] = []
+    trace = Trace(records.append, ABOUT)
+    for one in moments:
+        trace.round(one.report)
+    return [r | {"t": m.t} for r, m in zip(records[1:], moments, strict=True)]
+
+
+def test_an_engine_that_was_started_again_goes_on_in_the_same_trace(tmp_path: Path) -> None:
+    """Its clock and its requests are counted on; what the first one was killed over is left out."""
+    rounds = lines_of(*MOMENTS)
+    torn = json.dumps(rounds[0])[:30]
+    path = write(
+        tmp_path / "trace",
+        *(begun("2026-11-29T23:59:55Z"), *rounds, torn),
+        *(begun("2026-11-30T00:00:05Z"), *rounds, {"t": 3.0, "fallback": "x", "why": "full"}),
+    )
+    recording = read(path)
+    assert [m.t for m in recording.moments] == [1.0, 1.1, 1.2, 2.0, 11.0, 11.1, 11.2, 12.0]
+    assert [[p.request for p in m.report.parts] for m in recording.moments] == [
+        *([], [1], [1], [1, 2]),
+        *([], [4], [4], [4, 5]),
+    ]
+    assert recording.fallbacks == [(13.0, "full")]
+    assert (recording.n_starts, recording.n_torn) == (2, 1)
+    assert recording.about["started"] == "2026-11-29T23:59:55Z"
+    shown = list(drawn(recording, 80))
+    assert "the engine was started 2 times" in shown
+    assert "1 line is not whole and was left out" in shown
+
+
+def test_a_clock_that_was_set_back_does_not_turn_a_trace_around(tmp_path: Path) -> None:
+    rounds = lines_of(*MOMENTS)
+    early, late = "2026-11-30T00:00:05Z", "2026-11-30T00:09:05Z"
+    recording = read(write(tmp_path / "trace", begun(late), *rounds, begun(early), *rounds))
+    assert [m.t for m in recording.moments] == [1.0, 1.1, 1.2, 2.0, 3.0, 3.1, 3.2, 4.0]
 
 
 @pytest.mark.parametrize(
@@ -101,6 +143,7 @@ def test_a_torn_last_line_is_left_out_and_said(tmp_path: Path) -> None:
         (['{"gguf_mtp_trace": 7}'], "is a trace of version 7, but only 1 is known"),
         (['{"gguf_mtp_trace": 1}', "{}", "{}"], "line 2 is no round of a trace"),
         (['{"gguf_mtp_trace": 1}', "5", "{}"], "line 2 is no round of a trace"),
+        (['{"gguf_mtp_trace": 1}', '{"gguf_mtp_trace": 7}'], "is a trace of version 7, but only 1"),
     ],
 )
 def test_what_is_no_trace_is_one_sentence(tmp_path: Path, lines: list[str], message: str) -> None:

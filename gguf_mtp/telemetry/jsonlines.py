@@ -14,6 +14,7 @@ import stat
 import threading
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -96,9 +97,25 @@ def _open(path: Path | None, keeps: bool) -> int:
         return os.dup(1)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | (0 if keeps else os.O_TRUNC)
     try:
-        return os.open(path, flags, 0o644)
+        fd = os.open(path, flags, 0o644)
     except OSError as error:
         raise GgufMtpError(f"cannot write {path}: {error.strerror}") from None
+    if keeps and stat.S_ISREG(os.fstat(fd).st_mode) and _is_torn(path):
+        with suppress(OSError):
+            os.write(fd, b"\n")
+    return fd
+
+
+def _is_torn(path: Path) -> bool:
+    """Whether the last line has no end: whoever wrote it was killed, or the power went."""
+    try:
+        with path.open("rb") as file:
+            if not file.seek(0, os.SEEK_END):
+                return False
+            file.seek(-1, os.SEEK_END)
+            return file.read(1) != b"\n"
+    except OSError:
+        return False
 
 
 def _append(fd: int, data: bytes) -> None:

@@ -1,11 +1,13 @@
 """Every round of an engine as a line of JSON, and such a file read back.
 
 The first line says what was traced; then comes one line for each decode of the target, and one
-for each time the engine had to do with less than it wanted. Knows no terminal and no plots.
+for each time the engine had to do with less than it wanted. An engine that was started again goes
+on with a first line of its own. Knows no terminal and no plots.
 """
 
 from __future__ import annotations
 
+import calendar
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +22,8 @@ __all__ = ["Moment", "Recording", "Trace", "read"]
 
 VERSION = 1
 
+_CLOCK = "%Y-%m-%dT%H:%M:%SZ"
+
 
 class Trace:
     """Gives `write` a record for each round; a `rounds.Observer`. `about` goes into the first."""
@@ -29,7 +33,7 @@ class Trace:
     ) -> None:
         self._write = write
         self._start = time.perf_counter()
-        started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        started = time.strftime(_CLOCK, time.gmtime())
         write({"gguf_mtp_trace": VERSION, "started": started, **about})
 
     def round(self, report: RoundReport) -> None:
@@ -63,58 +67,103 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A trace that was read. `fallbacks` are times and sentences; `n_torn` lines at its end were
-    not whole, as after a power cut."""
+    """A trace that was read. `fallbacks` are times and sentences; `n_torn` lines at the end of an
+    engine's life were not whole, as after a power cut. `about` is what the first of `n_starts`
+    engines said of itself."""
 
     about: Mapping[str, Any]
     moments: Sequence[Moment]
     fallbacks: Sequence[tuple[float, str]]
     n_torn: int
+    n_starts: int = 1
 
 
 def read(path: Path) -> Recording:
-    """Raises `GgufMtpError` for a file that is no trace, or damaged before its last line."""
+    """Raises `GgufMtpError` for a file that is no trace, or damaged within an engine's lines."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise GgufMtpError(f"cannot read the trace {path}: {reason}") from None
-    moments: list[Moment] = []
-    fallbacks: list[tuple[float, str]] = []
-    about = _header(path, lines)
-    n_torn = 0
+    reading = _Reading(path, _header(path, lines[0]))
     for number, line in enumerate(lines[1:], start=2):
         try:
-            record = json.loads(line)
-            if "fallback" in record:
-                fallbacks.append((float(record["t"]), str(record["why"])))
-            else:
-                moments.append(_moment(record))
+            reading.take(json.loads(line))
         except (ValueError, TypeError, KeyError):
-            if number < len(lines):
+            if number < len(lines) and not lines[number].startswith(_START):
                 raise GgufMtpError(f"{path} line {number} is no round of a trace") from None
-            n_torn = 1
-    return Recording(about, moments, fallbacks, n_torn)
+            reading.n_torn += 1
+    return reading.recording()
 
 
-def _header(path: Path, lines: Sequence[str]) -> Mapping[str, Any]:
+_START = '{"gguf_mtp_trace"'
+"""How the line of an engine's start begins."""
+
+
+class _Reading:
+    """What was read so far. Times go on where an engine was started again, and so do the numbers of
+    requests, which every engine counts for itself."""
+
+    def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
+        self.n_torn = 0
+        self._path, self._about = path, about
+        self._moments: list[Moment] = []
+        self._fallbacks: list[tuple[float, str]] = []
+        self._n_starts = 1
+        self._begin_s, self._now_s = 0.0, 0.0  # since the first start
+        self._first_request, self._last_request = 0, 0
+
+    def take(self, record: Mapping[str, Any]) -> None:
+        if "gguf_mtp_trace" in record:
+            self._start_again(record)
+            return
+        self._now_s = self._begin_s + float(record["t"])
+        if "fallback" in record:
+            self._fallbacks.append((self._now_s, str(record["why"])))
+            return
+        report = _report(record, self._first_request)
+        self._moments.append(Moment(self._now_s, report))
+        self._last_request = max([self._last_request, *(p.request for p in report.parts)])
+
+    def _start_again(self, about: Mapping[str, Any]) -> None:
+        _check_version(self._path, about)
+        self._n_starts += 1
+        since = _seconds(about["started"]) - _seconds(self._about["started"])
+        self._begin_s = max(since, self._now_s)  # somebody may have set the clock back
+        self._first_request = self._last_request + 1
+
+    def recording(self) -> Recording:
+        return Recording(self._about, self._moments, self._fallbacks, self.n_torn, self._n_starts)
+
+
+def _header(path: Path, line: str) -> Mapping[str, Any]:
     try:
-        about = json.loads(lines[0])
-        version = about["gguf_mtp_trace"]
+        about = json.loads(line)
+        about["gguf_mtp_trace"]
     except (ValueError, TypeError, KeyError, IndexError):
         raise GgufMtpError(f"{path} is no trace of gguf-mtp (serve --trace writes one)") from None
-    if version != VERSION:
-        raise GgufMtpError(f"{path} is a trace of version {version}, but only {VERSION} is known")
     assert isinstance(about, dict)
+    _check_version(path, about)
     return about
 
 
-def _moment(record: Mapping[str, Any]) -> Moment:
-    report = RoundReport(
-        parts=[Part(**part) for part in record["parts"]],
+def _check_version(path: Path, about: Mapping[str, Any]) -> None:
+    version = about["gguf_mtp_trace"]
+    if version != VERSION:
+        raise GgufMtpError(f"{path} is a trace of version {version}, but only {VERSION} is known")
+
+
+def _seconds(started: str) -> float:
+    """Since 1970."""
+    return calendar.timegm(time.strptime(started, _CLOCK))
+
+
+def _report(record: Mapping[str, Any], first_request: int) -> RoundReport:
+    parts = [Part(**part) for part in record["parts"]]
+    return RoundReport(
+        parts=[part._replace(request=part.request + first_request) for part in parts],
         load=Load(*(int(record[name]) for name in Load._fields)),
         target_s=float(record["target_s"]),
         draft_s=float(record["draft_s"]),
         other_s=float(record["other_s"]),
     )
-    return Moment(float(record["t"]), report)
