@@ -4,7 +4,8 @@ A round drafts for every sequence (maybe nothing), decodes all drafts with the t
 keeps what the target agrees with, and emits it. Plain decoding is a round with empty drafts; one
 sequence is a batch of one. Tokens in, tokens out: the engine knows no text, and neither llama.cpp
 nor any drafter by name. Between two steps, for every sequence whose prompt is read,
-`target.n_past(seq) == len(tokens) - 1`, and the drafters have observed exactly those rows.
+`target.n_past(seq) == len(tokens) - 1`, and the drafters have observed exactly those rows; behind
+an answer that ended by itself the last token is read too.
 """
 
 from __future__ import annotations
@@ -198,6 +199,8 @@ class Engine:
         pos = len(tokens) - 1
         tokens += outcome.committed
         turn.request.chain.commit(outcome.committed)
+        if outcome.finish == "stop":
+            n += 1  # what the end follows is decoded and certain, and may be all that can be kept
         self._target.rewind(turn.seq, pos + n)
         return _seen(Rows(turn.seq, pos, tokens[pos : pos + n]), output)
 

@@ -53,7 +53,8 @@ class Slots:
             return False
         source, n_common = self._best_source(request.prompt)
         slot = _destination(free, source, n_common)
-        request.stats.cached_tokens = self._begin(slot, source, n_common)
+        n_rows = self._begin(slot, source, n_common, len(request.prompt) - 1)
+        request.stats.cached_tokens = n_rows
         slot.tokens, slot.request = list(request.prompt), request
         self._use(slot)
         self._limit_idle()
@@ -100,8 +101,8 @@ class Slots:
         source, n_common = self._best_source(tokens)
         if n_common < 2 or source.request:
             raise SavedStateError("there is nothing to save: no idle sequence begins like this")
-        self._cut(source, n_common)
-        source.tokens = source.tokens[:n_common]
+        if not self._is_whole(source, n_common):
+            self._cut_to_save(source, n_common)
         target = {"target": self._target.save(source.seq)}
         return source.tokens, target | self._drafting.save(source.seq)
 
@@ -131,6 +132,8 @@ class Slots:
             pos = self._target.n_past(slot.seq)
             n = min(len(slot.tokens) - 1 - pos, room)
             if n > 0:
+                if pos == 0:  # a failed decode may have cost the target what drafters still know
+                    self._drafting.rewind(slot.seq, 0)
                 rows.append(Rows(slot.seq, pos, slot.tokens[pos : pos + n]))
                 room -= n
         return rows
@@ -141,11 +144,14 @@ class Slots:
         n_common, slot = max(held, key=lambda pair: (pair[0], pair[1].turn))
         return slot, n_common
 
-    def _begin(self, slot: Slot, source: Slot, n_common: int) -> int:
-        """Makes all caches of `slot` hold the shared beginning; how many rows need no decoding.
+    def _begin(self, slot: Slot, source: Slot, n_common: int, n_most: int) -> int:
+        """Makes all caches of `slot` hold the shared beginning; how many rows need no decoding, at
+        most `n_most`.
 
         The last shared token is decoded again: its hidden row makes a drafter's next row.
         """
+        if slot is source and n_common <= n_most and self._is_whole(slot, n_common):
+            return n_common
         keep = max(n_common - 1, 0)
         try:
             if slot is source:
@@ -155,10 +161,22 @@ class Slots:
                 self._drafting.copy(source.seq, slot.seq, n_common)
             else:
                 self._cut(slot, 0)
-        except CannotRewind:  # a recurrent cache can only be emptied
+        except CannotRewind:  # a recurrent cache keeps its newest states only, or can be emptied
             self._cut(slot, 0)
             return 0
         return keep
+
+    def _is_whole(self, slot: Slot, n_tokens: int) -> bool:
+        """Whether the first `n_tokens` are all that the slot holds, every one decoded and observed:
+        so it is behind an answer that ended by itself."""
+        return self._target.n_past(slot.seq) == n_tokens == len(slot.tokens)
+
+    def _cut_to_save(self, slot: Slot, n_tokens: int) -> None:
+        try:
+            self._cut(slot, n_tokens)
+        except CannotRewind as error:
+            raise SavedStateError(f"no {n_tokens} tokens of it can be saved: {error}") from error
+        slot.tokens = slot.tokens[:n_tokens]
 
     def _cut(self, slot: Slot, n_tokens: int) -> None:
         """Cuts all caches back to the first `n_tokens`, of which the target forgets the last."""

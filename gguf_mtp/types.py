@@ -92,11 +92,13 @@ class Decoder(Protocol):
 
     `n_past(seq)` is the position after the sequence's last row; 0 when it is empty. `decode` takes
     rows of several sequences, one `Rows` per sequence, and raises `DecodeError` with every sequence
-    of the batch rewound to where it was. `rewind(seq, n)` drops the rows at positions >= n;
-    dropping none is legal. It raises `CannotRewind` and is never half done. `copy` makes `dst`
-    start with the first `n` rows of `src`. `save` gives a sequence's bytes; `load` puts them in the
-    place of what the sequence held and returns its `n_past`, or raises `SavedStateError` and leaves
-    it empty.
+    of the batch rewound to where it was, or emptied where the cache cannot go back. `rewind(seq,
+    n)` drops the rows at positions >= n; dropping none is legal. Of a sequence's latest decode the
+    rows with logits but the first can always be dropped, once; what else can depends on the cache:
+    it raises `CannotRewind` and is never half done. So does `copy`, which makes `dst` start with
+    the first `n` rows of `src`. `save` gives a sequence's bytes; `load` puts them in the place of
+    what the sequence held and returns its `n_past`, or raises `SavedStateError` and leaves it
+    empty.
     """
 
     def n_past(self, seq: int) -> int: ...

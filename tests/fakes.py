@@ -31,7 +31,10 @@ def hidden_row(seq_tokens: Sequence[int], pos: int) -> Floats:
 
 
 class FakeTarget:
-    """A `Decoder` over N_VOCAB tokens. `fail_at` decodes (counted from 1) raise DecodeError."""
+    """A `Decoder` over N_VOCAB tokens. `fail_at` decodes (counted from 1) raise DecodeError.
+
+    With `n_kept` it has states as recurrent layers have: of a sequence's last draft up to so many
+    rows can be dropped, once and before the next decode; a failed decode costs its sequences."""
 
     def __init__(
         self,
@@ -41,10 +44,12 @@ class FakeTarget:
         law: Callable[[Sequence[int]], Floats] = logits_after,
         can_rewind: bool = True,
         fail_at: frozenset[int] = frozenset(),
+        n_kept: int | None = None,
     ) -> None:
         self.cache: list[list[int]] = [[] for _ in range(n_seq)]
         self.batches: list[list[Rows]] = []
         self.refuses = False
+        self._n_kept, self._droppable = n_kept, [0] * n_seq
         self._law, self._n_batch = law, n_batch
         self._can_rewind, self._fail_at = can_rewind, fail_at
 
@@ -56,7 +61,14 @@ class FakeTarget:
         assert len({r.seq for r in rows}) == len(rows), "a sequence came twice"
         assert sum(len(r.tokens) for r in rows) <= self._n_batch
         if len(self.batches) in self._fail_at:
-            raise DecodeError(1, "decoding failed")
+            if self._n_kept is None:
+                raise DecodeError(1, "decoding failed")
+            for r in rows:
+                self.cache[r.seq] = []
+            raise DecodeError(-3, "decoding failed")
+        self._droppable = [0] * len(self.cache)
+        for r in rows:
+            self._droppable[r.seq] = min(self._n_kept or 0, r.n_outputs - 1)
         return Step([self._rows(r) for r in rows], 0.001)
 
     def _rows(self, r: Rows) -> Output:
@@ -73,9 +85,16 @@ class FakeTarget:
     def rewind(self, seq: int, n_past: int) -> None:
         if 0 < n_past < self.n_past(seq) and not self._can_rewind:
             raise CannotRewind("recurrent")
+        n_dropped = self.n_past(seq) - n_past
+        if self._n_kept is not None and n_past and n_dropped > 0:
+            if n_dropped > self._droppable[seq]:
+                raise CannotRewind("not kept")
+            self._droppable[seq] = 0
         del self.cache[seq][n_past:]
 
     def copy(self, src: int, dst: int, n_past: int) -> None:
+        if self._n_kept is not None and n_past < self.n_past(src):
+            raise CannotRewind("not kept")
         self.cache[dst] = self.cache[src][:n_past]
 
     def save(self, seq: int) -> bytes:

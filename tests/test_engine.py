@@ -98,7 +98,7 @@ def test_end_token_cuts_text_cache_and_statistics() -> None:
         [answer], [end] = collect(engine_of(target, depth, limits, mtp), [prompt])
         assert answer == expected
         assert end.finish_reason == "stop"
-        assert target.cache[0] == [*prompt, *expected][:-1]
+        assert target.cache[0] == [*prompt, *expected]
         assert end.stats is not None
         assert end.stats.decode_tokens == len(expected)
         assert end.stats.accepted <= len(expected) + 1  # the end token may have been drafted
