@@ -47,6 +47,16 @@ class Judged(NamedTuple):
     source: str = ""
 
 
+class Rested(NamedTuple):
+    """Rounds without drafts that passed without a decision: `seconds` has the time of each one's
+    target decode, of `n_rows` rows, and what is around it; `draft_s` is what the drafters took to
+    observe them all."""
+
+    n_rows: int = 0
+    seconds: Sequence[float] = ()
+    draft_s: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Round:
     """What a round cost: times in seconds, from wall clocks read after the work was done.
@@ -55,7 +65,8 @@ class Round:
     the target or not, compared with what the answer became. `n_rows` rows of the target decode
     verified drafts or continued a sequence, `n_prefill` more were prompt rows. `n_cells` is how
     many positions the decoded sequences held together. Of `draft_s`, `seconds_of` gives each
-    drafter's; all is the only drafter's where it is empty.
+    drafter's; all is the only drafter's where it is empty. `rested` came before this round and
+    after the last one recorded, if any did.
     """
 
     judged: Sequence[Judged]
@@ -67,6 +78,7 @@ class Round:
     other_s: float
     offers: Sequence[Judged] = ()
     seconds_of: Mapping[str, float] = field(default_factory=dict)
+    rested: Rested | None = None
 
 
 class Depth(Protocol):
@@ -74,13 +86,16 @@ class Depth(Protocol):
 
     `n_max` is the largest depth it will ever choose. `given_up` says, by drafter and in a sentence,
     who will not be asked again. `choose` answers each room in order; the `record` that follows
-    covers the same sequences. `forget(seq)`: the sequence has ended.
+    covers the same sequences. Where nobody drafts, `rest` further rounds of the same sequences may
+    pass before `choose` is asked again. `forget(seq)`: the sequence has ended.
     """
 
     @property
     def n_max(self) -> int: ...
     @property
     def given_up(self) -> Mapping[str, str]: ...
+    @property
+    def rest(self) -> int: ...
     def choose(self, rooms: Sequence[Room]) -> list[Limit]: ...
     def record(self, round_: Round) -> None: ...
     def forget(self, seq: int) -> None: ...

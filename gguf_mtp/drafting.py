@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from gguf_mtp.decision import Depth, Offer, Room
 from gguf_mtp.errors import CannotRewind, DecodeError
+from gguf_mtp.resting import Resting
 from gguf_mtp.rounds import Fallback, Observers
 from gguf_mtp.sequence import NO_DRAFT, Outcome, Times, Turn, round_of
 from gguf_mtp.types import Ask, Draft, Drafter, Limit, Rows
@@ -34,7 +35,10 @@ class Drafting:
         self.stopped: str | None = None
         self._drafters = list(drafters)
         self._observers = observers
-        self._seconds: dict[str, float] = {}  # of this round, by drafter
+        self.seconds_of: dict[str, float] = {}  # spent in this round, by drafter
+        self._resting = Resting()
+        self._is_resting = False
+        self._deciding_s = 0.0
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -49,9 +53,13 @@ class Drafting:
 
     def draft(self, turns: Sequence[Turn], depth: Depth) -> None:
         """Gives every turn its limit and its draft, maybe an empty one."""
-        self._seconds = {}
+        self.seconds_of = {}
         if not self._drafters or depth.n_max == 0 or not turns:
             return
+        self._is_resting = self._resting.goes_on(turns)
+        if self._is_resting:
+            return
+        start = time.perf_counter()
         for drafter in self._drafters:
             if drafter.is_free:
                 self._offer(drafter, turns, depth.n_max)
@@ -63,6 +71,7 @@ class Drafting:
                 turn.draft = _first(turn.offer, limit.n)
             elif limit.n:
                 asked.setdefault(limit.source, []).append((turn, limit))
+        self._deciding_s = time.perf_counter() - start
         for drafter in list(self._drafters):
             if drafter.name in asked:
                 self._propose(drafter, asked[drafter.name])
@@ -84,16 +93,20 @@ class Drafting:
         """Tells the depth decision of a round, and leaves out whom it has given up."""
         if not self._drafters or depth.n_max == 0 or not judged:
             return
-        depth.record(round_of(judged, n_prefill, times, seconds, self._seconds))
+        if self._is_resting and not n_prefill:
+            self._resting.see(times, seconds)
+            return
+        start = time.perf_counter()
+        depth.record(round_of(judged, n_prefill, times, seconds, self._resting.told()))
+        cost_s = self._deciding_s + time.perf_counter() - start
+        if n_prefill or self._is_resting:  # the next decode has another shape
+            self._resting.end()
+        else:
+            self._resting.begin([t for t, _ in judged], depth.rest, cost_s, seconds)
         for name, why in depth.given_up.items():
             drafter = self.drafter(name)
             if drafter is not None:
                 self._stop(drafter, "never_accepted", why)
-
-    @property
-    def seconds(self) -> float:
-        """Spent on drafting in this round."""
-        return sum(self._seconds.values())
 
     def _room(self, turn: Turn) -> Room:
         offer = turn.offer
@@ -156,7 +169,7 @@ class Drafting:
             return None
         finally:
             spent = time.perf_counter() - start
-            self._seconds[drafter.name] = self._seconds.get(drafter.name, 0.0) + spent
+            self.seconds_of[drafter.name] = self.seconds_of.get(drafter.name, 0.0) + spent
 
     def _stop(self, drafter: Drafter, kind: Fallback, why: str) -> None:
         self._drafters.remove(drafter)

@@ -166,7 +166,7 @@ class Engine:
         ]
         certain += [_seen(*seen) for seen in zip(prompts, read, strict=True)]
         self.drafting.observe(certain)
-        times = Times(start, step.seconds, self.drafting.seconds)
+        times = Times(start, step.seconds, self.drafting.seconds_of)
         self._count(list(zip(turns, outcomes, strict=True)), prompts, times)
         reading = [
             Chunk(r.id, [], 0) for s, r in self._slots.active() if s.seq in {p.seq for p in prompts}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from gguf_mtp.decision import Judged, Round
+from gguf_mtp.decision import Judged, Rested, Round
 from gguf_mtp.params import PLAIN, AnswerOptions, SamplingParams
 from gguf_mtp.sampling.chain import Chain
 from gguf_mtp.sampling.logprobs import TokenLogprobs, logprobs_of
@@ -148,11 +148,16 @@ def cut(verdict: Verdict, draft: Sequence[int], n_left: int, end_tokens: frozens
 
 
 class Times(NamedTuple):
-    """When a round began (perf_counter), and the seconds of its target decode and its drafting."""
+    """When a round began (perf_counter), the seconds of its target decode, and of its drafting by
+    drafter."""
 
     start: float
     target_s: float
-    draft_s: float
+    by_drafter: Mapping[str, float]
+
+    @property
+    def draft_s(self) -> float:
+        return sum(self.by_drafter.values())
 
     def other_s(self, seconds: float) -> float:
         """What else went into a round that took `seconds`."""
@@ -164,10 +169,9 @@ def round_of(
     n_prefill: int,
     times: Times,
     seconds: float,
-    seconds_of: Mapping[str, float],
+    rested: Rested | None,
 ) -> Round:
-    """What the depth decision learns from a round that took `seconds`, of which each drafter took
-    its own."""
+    """What the depth decision learns from a round that took `seconds`."""
     return Round(
         judged=[
             Judged(t.seq, t.draft.confidence, o.n_accepted, o.n_judged, t.draft.source)
@@ -180,7 +184,8 @@ def round_of(
         draft_s=times.draft_s,
         other_s=times.other_s(seconds),
         offers=[_compare(t, o.committed) for t, o in judged if t.offer.tokens],
-        seconds_of=seconds_of,
+        seconds_of=times.by_drafter,
+        rested=rested,
     )
 
 

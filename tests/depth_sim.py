@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from gguf_mtp.decision import Depth, Judged, Room, Round
+from gguf_mtp.decision import Depth, Judged, Rested, Room, Round
 from gguf_mtp.depth.auto import AutoDepth
 
 MAX_DEPTH = 8
@@ -98,6 +98,11 @@ class Trace:
     tokens: list[float] = field(default_factory=list)
     probe_loss: list[float] = field(default_factory=list)
 
+    def see(self, depth: int, seconds: float, tokens: float) -> None:
+        self.depths.append(depth)
+        self.seconds.append(seconds)
+        self.tokens.append(tokens)
+
     def rate(self, start: int = 0, end: int | None = None) -> float:
         return sum(self.tokens[start:end]) / sum(self.seconds[start:end])
 
@@ -108,15 +113,25 @@ def simulate(
     profiles: Callable[[int], Profile],
     n_rounds: int,
     noise: Noise,
+    most_rest: int = 0,
 ) -> Trace:
-    """One sequence for `n_rounds`; `profiles(round)`; `noise`: see `Clock`."""
+    """One sequence for `n_rounds`; `profiles(round)`; `noise`: see `Clock`. Where nobody drafts, up
+    to `most_rest` rounds pass without a decision."""
     clock = Clock(*noise)
     rng = clock.rng
     trace, last_rows = Trace(), 0
     room = [Room(0, MAX_DEPTH)]
+    rested: list[float] = []
+    n_resting = 0
     for i in range(n_rounds):
         profile = profiles(i)
+        n_resting -= 1
+        if n_resting >= 0:
+            rested.append(world.target[0] * clock.spell() * clock.blur())
+            trace.see(0, world.target[0], 1.0)
+            continue
         n = depth.choose(room)[0].n
+        n_resting = min(depth.rest, most_rest)
         probe = depth.prober.probe if isinstance(depth, AutoDepth) else None
         target_s = world.target[n] + (world.rebuild if n + 1 != last_rows else 0.0)
         last_rows = n + 1
@@ -127,10 +142,10 @@ def simulate(
         judged = Judged(0, [0.5] * n, n_accepted, min(n_accepted + 1, n))
         spell = clock.spell()
         measured = target_s * spell * clock.blur(), draft_s * spell * clock.blur()
-        depth.record(Round([judged], n + 1, 0, i, *measured, 0.0))
-        trace.depths.append(n)
-        trace.seconds.append(target_s + draft_s)
-        trace.tokens.append(expected_tokens(profile, n))
+        passed = Rested(1, rested) if rested else None
+        depth.record(Round([judged], n + 1, 0, i, *measured, 0.0, rested=passed))
+        rested = []
+        trace.see(n, target_s + draft_s, expected_tokens(profile, n))
         if probe is not None:
             instead = fixed_rate(world, profile, probe.instead.depths[0])
             lost = trace.seconds[-1] - trace.tokens[-1] / instead
@@ -203,9 +218,7 @@ def simulate_tokens(
         measured = target_s * spell * clock.blur(), draft_s * spell * clock.blur()
         judged = Judged(0, confidence, n_accepted, min(n_accepted + 1, n))
         depth.record(Round([judged], n + 1, 0, i, *measured, 0.0))
-        trace.depths.append(n)
-        trace.seconds.append(target_s + draft_s)
-        trace.tokens.append(expected_tokens(odds, n))
+        trace.see(n, target_s + draft_s, expected_tokens(odds, n))
     return trace
 
 
@@ -251,9 +264,6 @@ def simulate_batch(
         spell = clock.spell()
         measured = target_s * spell * clock.blur(), draft_s * spell * clock.blur()
         depth.record(Round(judged, rows, 0, i, *measured, 0.0))
-        trace.depths.append(sum(depths))
-        trace.seconds.append(target_s + draft_s)
-        trace.tokens.append(
-            sum(expected_tokens(p, n) for p, n in zip(profiles, depths, strict=True))
-        )
+        tokens = sum(expected_tokens(p, n) for p, n in zip(profiles, depths, strict=True))
+        trace.see(sum(depths), target_s + draft_s, tokens)
     return trace

@@ -94,6 +94,7 @@ class Eager:
     """A mutant: sends every offer whole."""
 
     n_max = MAX_DEPTH
+    rest = 0
 
     def __init__(self) -> None:
         self.inner = AutoDepth()

@@ -15,7 +15,6 @@ from depth_bounds import (
     CURVES,
     LEARNING,
     PROFILES,
-    TOLERANCE,
     check_stationary,
     interrupted,
     named,
@@ -63,6 +62,7 @@ class IgnoresShape:
         self.inner = AutoDepth()
 
     n_max = MAX_DEPTH
+    rest = 0
     given_up: ClassVar[dict[str, str]] = {}
 
     def choose(self, rooms: Sequence[Room]) -> list[Limit]:
@@ -119,7 +119,23 @@ REGIMES = {
 def test_follows_text_that_changes(world: Curve) -> None:
     against_best, against_plain = regimes(AutoDepth, world, [HIGH, LOW], 0.2, 3)
     assert against_best >= 0.97
-    assert against_plain >= 0.98 - TOLERANCE
+    assert against_plain >= 0.97
+
+
+@pytest.mark.parametrize("most_rest", [4, 31])
+def test_resting_changes_little(most_rest: int) -> None:
+    """Against the best fixed depth and against plain, medians of 5 seeds; the text changes from
+    one that does not pay to one that does, and back."""
+    world = named("linear")
+    for profiles in ([LOW], [LOW, HIGH, LOW]):
+        seeds = range(5)
+        of = [profiles[i // 200 % len(profiles)] for i in range(600)]
+        traces = [
+            simulate(AutoDepth(), world, of.__getitem__, 600, (0.1, seed), most_rest)
+            for seed in seeds
+        ]
+        plain = median(trace.rate() * world.target[0] for trace in traces)
+        assert plain >= (0.98 if profiles == [LOW] else 1.2)
 
 
 @pytest.mark.slow
@@ -128,10 +144,10 @@ def test_follows_text_that_changes(world: Curve) -> None:
 def test_regime_grid(world: Curve, noise: float) -> None:
     # Where a round with a rejected draft costs three and a half plain ones, the few rounds that it
     # takes to notice a change are themselves more than 2 % of 400.
-    least = 0.98 - TOLERANCE if world.name != "threefold at 2 rows" else 0.88
+    least = 0.965 if world.name != "threefold at 2 rows" else 0.94
     for name, profiles in REGIMES.items():
         against_best, against_plain = regimes(AutoDepth, world, profiles, noise, 20)
-        assert against_best >= 0.97 - TOLERANCE, name
+        assert against_best >= 0.97, name
         assert against_plain >= least, name
 
 

@@ -25,6 +25,7 @@ class Told:
     def __init__(self, depth: int) -> None:
         self.depth, self.n_max = depth, 4
         self.given_up: dict[str, str] = {}
+        self.rest = 0
 
     def choose(self, rooms: Sequence[Room]) -> list[Limit]:
         return [Limit(min(self.depth, room.n_max), source="mtp") for room in rooms]

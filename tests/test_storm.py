@@ -34,6 +34,7 @@ class Whim:
     def __init__(self, n_max: int, seed: int) -> None:
         self.n_max = n_max
         self.given_up: dict[str, str] = {}
+        self.rest = 0
         self.rng = random.Random(seed)
         self.n_offers = 0
         self.n_accepted = 0

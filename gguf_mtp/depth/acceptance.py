@@ -2,7 +2,7 @@
 
 Estimated per sequence, because code, prose and quotations differ, over a prior that all sequences
 feed and that persists over requests. It knows nothing of cost. A long average is precise and a
-short one is quick: the long one is used until the two disagree.
+short one is quick: the long one is used until the two disagree, and then begun anew.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _GUESS_WEIGHT = 2.0  # in judged tokens
 _FALL = 0.95  # the guess for a position, over its predecessor's estimate
 SHARED_MEMORY = 512.0  # judged tokens that the prior remembers
 _PRIOR_WEIGHT = 6.0  # of the prior in a sequence's estimate, in judged tokens
-_LONG, _SHORT = 128.0, 8.0  # memories of a sequence, in judged tokens
+_LONG, _SHORT, _LAST = 128.0, 8.0, 3.0  # memories of a sequence, in judged tokens
 _DISAGREE = 2.5  # standard deviations between them that mean the text has changed
 _OPTIMISM = 1.5  # standard deviations
 _AGING = 48.0  # rounds without a judgement in which evidence loses half its weight
@@ -55,11 +55,12 @@ class Rates:
 
 
 class _Sequence:
-    __slots__ = ("at", "long", "short")
+    __slots__ = ("at", "last", "long", "short")
 
     def __init__(self, n_max: int, now: int) -> None:
         self.long = Rates(n_max, _LONG)
         self.short = Rates(n_max, _SHORT)
+        self.last = Rates(n_max, _LAST)
         self.at = now
 
 
@@ -73,9 +74,9 @@ class Acceptance:
         self._now = 0
         self._prior: list[float] = []
 
-    def tick(self) -> None:
-        """A round has passed."""
-        self._now += 1
+    def tick(self, n_rounds: int = 1) -> None:
+        """So many rounds have passed."""
+        self._now += n_rounds
 
     def forget(self, seq: int) -> None:
         self._sequences.pop(seq, None)
@@ -95,16 +96,19 @@ class Acceptance:
             keep = 0.5 ** ((self._now - track.at) / _AGING)
             track.long.fade(keep)
             track.short.fade(keep)
+            track.last.fade(keep)
         track.at = self._now
         for j, accepted in enumerate(verdicts):
             self.shared.add(j, accepted)
             track.long.add(j, accepted)
             track.short.add(j, accepted)
+            track.last.add(j, accepted)
         self._prior = []
         self._notice_change(track, len(verdicts))
 
     def _notice_change(self, track: _Sequence, n_judged: int) -> None:
-        """Where the short memory contradicts the long one, believe the short one alone."""
+        """Where the short memory contradicts the long one, believe only the last few judgements:
+        the short one too still holds some of what was."""
         long, short = track.long, track.short
         for j in range(n_judged):
             n_long, n_short = long.seen[j], short.seen[j]
@@ -113,7 +117,7 @@ class Acceptance:
             rate = long.hits[j] / n_long
             variance = (rate * (1 - rate) + 0.01) * (1 / n_short - 1 / n_long)
             if abs(short.hits[j] / n_short - rate) > _DISAGREE * math.sqrt(variance):
-                long.hits[:], long.seen[:] = short.hits, short.seen
+                long.hits[:], long.seen[:] = track.last.hits, track.last.seen
                 return
 
     def prior(self) -> list[float]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from gguf_mtp.decision import Room, Round
+from gguf_mtp.decision import Rested, Room, Round
 from gguf_mtp.depth.acceptance import Acceptance, Rates
 from gguf_mtp.depth.confidence import Calibration
 from gguf_mtp.depth.contest import Contest
@@ -26,6 +26,7 @@ from gguf_mtp.types import Limit
 
 _SURE = 0.04  # relative error of the plain time at which trying depths begins
 _PLAIN_ROUNDS = 8  # recorded before that at most
+_FIRST_REST, _LONGEST_REST = 3, 31  # rounds that may pass undecided where nobody drafts
 
 
 class Skill(NamedTuple):
@@ -59,6 +60,7 @@ class AutoDepth:
         self._seqs: tuple[int, ...] = ()
         self._given: list[Limit] = []
         self._last_rows = 0
+        self._rest = 0
 
     def warm_start(self, learned: Learned) -> None:
         """Begin with what another run has learned instead of with plain rounds."""
@@ -87,6 +89,11 @@ class AutoDepth:
         return self._watchdog.given_up
 
     @property
+    def rest(self) -> int:
+        """None while something is tried or drafted; then ever longer."""
+        return self._rest
+
+    @property
     def prober(self) -> Prober:
         """Of the drafter that leads."""
         return (self._lead or self.source("")).prober
@@ -97,17 +104,21 @@ class AutoDepth:
         for offers in self.exchange.known.values():
             offers.forget(seq)
         self._last_rows = 0  # the next decode follows a prompt
+        self._rest = min(self._rest, _FIRST_REST)  # of another text
 
     # -- choosing --------------------------------------------------------------------------------
 
     def choose(self, rooms: Sequence[Room]) -> list[Limit]:
         self._seqs = tuple([one.seq for one in rooms])
-        self._given = self._choose(rooms)
+        is_starting = self._is_starting(len(rooms))
+        self._given = self._choose(rooms, is_starting)
+        is_busy = is_starting or any(one.n for one in self._given)
+        is_calm = not is_busy and self.prober.probe is None
+        self._rest = min(2 * self._rest + 1, _LONGEST_REST) if is_calm else 0
         return self._given
 
-    def _choose(self, rooms: Sequence[Room]) -> list[Limit]:
+    def _choose(self, rooms: Sequence[Room], is_starting: bool) -> list[Limit]:
         lead, room = self._lead_of(rooms)
-        is_starting = self._is_starting(len(rooms))
         if lead is None or is_starting:
             for source in self.sources.values():
                 source.pause()
@@ -173,6 +184,8 @@ class AutoDepth:
     # -- learning --------------------------------------------------------------------------------
 
     def record(self, round_: Round) -> None:
+        if round_.rested:
+            self._record_rest(round_.rested)
         recorded = self._record_target(round_)
         limits = dict(zip(self._seqs, self._given, strict=True))
         drafts = [(one, limits.get(one.seq, Limit(0))) for one in round_.judged]
@@ -186,6 +199,17 @@ class AutoDepth:
         if self._lead is not None and not is_sent:  # else the round was not what it planned
             target_s = round_.target_s + round_.other_s
             self._lead.prober.record(target_s + round_.draft_s, target_s, recorded)
+
+    def _record_rest(self, rested: Rested) -> None:
+        """Plain rounds like the one before them, in which nothing else was to be learned."""
+        n_rounds = len(rested.seconds)
+        for seconds in rested.seconds:
+            self.target.observe(rested.n_rows, seconds, same_shape=True)
+        for source in self.sources.values():
+            source.rest(n_rounds, rested.draft_s)
+        self._contest.rest(n_rounds)
+        if self._lead is not None:
+            self._lead.prober.rest(n_rounds, sum(rested.seconds) + rested.draft_s)
 
     def _record_target(self, round_: Round) -> bool:
         """Whether the time counted: only where llama.cpp could reuse the last decode's graph."""

@@ -41,6 +41,11 @@ class Contest:
                 return at
         return self._compare(candidates, seqs, rooms)
 
+    def rest(self, n_rounds: int) -> None:
+        """So many rounds have passed in which nobody drafted."""
+        self._now += n_rounds
+        self._left -= n_rounds
+
     def _compare(
         self, candidates: Sequence[Source], seqs: Sequence[int], rooms: Sequence[Sequence[int]]
     ) -> int:

@@ -237,10 +237,10 @@ class DraftCost:
         self._cov = [[0.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
         self._noise = _NOISE
 
-    def observe_idle(self, seconds: float) -> None:
-        """A round without a draft: mostly nothing, now and then a flush of observed rows."""
-        self._n_idle = min(self._n_idle + 1, 512)
-        self.idle += (seconds - self.idle) / self._n_idle
+    def observe_idle(self, seconds: float, n_rounds: int = 1) -> None:
+        """Rounds without a draft: mostly nothing, now and then a flush of observed rows."""
+        self._n_idle = min(self._n_idle + n_rounds, 512)
+        self.idle += (seconds - n_rounds * self.idle) / self._n_idle
 
     def observe(self, n_steps: int, n_tokens: int, seconds: float) -> None:
         """Learn from a round with `n_steps` draft decodes of `n_tokens` rows together."""

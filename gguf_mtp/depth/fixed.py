@@ -35,6 +35,10 @@ class FixedDepth:
     def given_up(self) -> Mapping[str, str]:
         return self._watchdog.given_up
 
+    @property
+    def rest(self) -> int:
+        return 0
+
     def choose(self, rooms: Sequence[Room]) -> list[Limit]:
         return [self._limit(room) for room in rooms]
 

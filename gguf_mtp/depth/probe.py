@@ -94,6 +94,13 @@ class Prober:
             self.probe.seconds += seconds
             self.probe.target_s = target_s
 
+    def rest(self, n_rounds: int, seconds: float) -> None:
+        """So many rounds without a probe passed; they took `seconds` in all."""
+        self._now += n_rounds
+        self.elapsed += seconds
+        if self._purse is not None:
+            self._purse += _SHARE * seconds
+
     def next(
         self, seqs: tuple[int, ...], view: View, best: Choice, optimist: Callable[[], View]
     ) -> Depths | None:

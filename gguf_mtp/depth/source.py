@@ -175,6 +175,13 @@ class Source:
             self.draft.observe(max(steps), sum(steps), seconds)
         self._last_drafted = drafted
 
+    def rest(self, n_rounds: int, seconds: float) -> None:
+        """So many rounds passed without a decision, and the drafters took `seconds` in all."""
+        self.acceptance.tick(n_rounds)
+        self._held = max(self._held - n_rounds, 0)
+        self.draft.observe_idle(seconds, n_rounds)
+        self._last_drafted = False
+
     def forget(self, seq: int) -> None:
         self.acceptance.forget(seq)
         self.stopping.forget(seq)
