@@ -18,7 +18,6 @@ from gguf_mtp.drafters.ngram import NgramDrafter
 from gguf_mtp.errors import LoadFailed
 from gguf_mtp.lineup import Lineup
 from gguf_mtp.llama import Context, ContextOptions, Model, connect
-from gguf_mtp.model_file.traffic import kv_per_cell
 from gguf_mtp.offload import Subject
 from gguf_mtp.placement import Settled, block_options, settle, target_options
 from gguf_mtp.types import Drafter
@@ -71,7 +70,7 @@ def _target(frame: Frame, model: Model, reads_hidden: bool) -> Context:
     try:
         return model.context(frame.context(wanted))
     except LoadFailed as error:
-        n_bytes = contexts.n_cells * (kv_per_cell(facts, 4 if frame.strict else 2) or 0)
+        n_bytes = sum(frame.settled.plan.caches[: facts.n_layer])
         raise LoadFailed(f"{error}; its KV cache wants {n_bytes / 1e6:,.0f} MB") from error
 
 

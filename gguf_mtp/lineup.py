@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from gguf_mtp.drafters.names import wished
 from gguf_mtp.errors import RequestError, UnsupportedModel
-from gguf_mtp.model_file import metadata, sidefile, vocabularies
+from gguf_mtp.model_file import layers, metadata, sidefile, vocabularies
 from gguf_mtp.types import ModelFacts
 
 log = logging.getLogger(__name__)
@@ -51,6 +51,12 @@ def line_up(facts: ModelFacts, wishes: Wishes) -> Lineup:
     """
     names = wished(wishes.draft)
     if names == ():
+        return Lineup()
+    why = layers.why_no_draft(facts.architecture)
+    if why is not None:
+        if names is not None or wishes.file is not None:
+            raise UnsupportedModel(f"nothing can draft for {facts.path}: {why}")
+        log.warning("nothing is drafted: %s", why)
         return Lineup()
     if wishes.file is not None:
         if names is not None and not {"mtp", "model"} & set(names):
@@ -128,6 +134,11 @@ def _read(
         return side, None
     if only_block:
         raise UnsupportedModel(f"{path} cannot be a draft model: it holds an MTP block alone")
+    if layers.is_recurrent(found.architecture):
+        raise UnsupportedModel(
+            f"{path} cannot be a draft model: its layers are partly recurrent, and such a cache "
+            "cannot drop tokens that were drafted one by one"
+        )
     why = vocabularies.why_not_one(facts, found)
     if why is not None:
         raise UnsupportedModel(f"{path} cannot draft for {facts.path}: {why}")

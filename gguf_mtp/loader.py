@@ -19,13 +19,13 @@ from gguf_mtp.decision import Depth
 from gguf_mtp.depth import AutoDepth, DepthOptions, depth_for
 from gguf_mtp.drafters.names import wished
 from gguf_mtp.engine import Engine
-from gguf_mtp.errors import LoadFailed, RequestError
+from gguf_mtp.errors import RequestError
 from gguf_mtp.limits import EngineLimits
 from gguf_mtp.lineup import Lineup, line_up
 from gguf_mtp.lineup import Wishes as DraftWishes
 from gguf_mtp.model_file import metadata
 from gguf_mtp.model_file.traffic import kv_per_cell, weights_per_token
-from gguf_mtp.offload import Subject
+from gguf_mtp.offload import Contexts, Subject
 from gguf_mtp.placement import find_out, settle
 from gguf_mtp.session import Session
 from gguf_mtp.sizing import N_BATCH, N_CTX
@@ -92,9 +92,9 @@ def load(path: str | Path, options: LoadOptions | None = None) -> Session:
     facts = metadata.read(path)
     lineup = _line_up(facts, options)
     n_ctx = options.n_ctx or min(facts.context_length, N_CTX)
-    _check_memory(facts, options, n_ctx)
+    subject = _subject(facts, lineup, options, n_ctx)
     with ExitStack() as stack:
-        settled = settle(_subject(facts, lineup, options, n_ctx), _wishes(options))
+        settled = settle(subject, _wishes(options))
         n_threads = 1 if options.strict else options.n_threads or physical_cores()
         frame = Frame(settled, lineup, n_threads, options.strict)
         model, block, target, drafters = assemble(frame, stack)
@@ -103,8 +103,8 @@ def load(path: str | Path, options: LoadOptions | None = None) -> Session:
             n_seq=options.n_seq,
             n_batch=target.options.n_batch,
             end_tokens=model.vocab.end_tokens,
-            fingerprint=_fingerprint([facts, lineup.side, lineup.model], options),
-            n_idle=_idle_cells(facts, options),
+            fingerprint=_fingerprint([facts, lineup.side, lineup.model], subject.contexts),
+            n_idle=_idle_cells(subject),
         )
         depth = _depth(options, frame, limits.fingerprint, stack)
         engine = Engine(target, drafters, depth, limits)
@@ -130,7 +130,9 @@ def _subject(facts: ModelFacts, lineup: Lineup, options: LoadOptions, n_ctx: int
     n_draft = options.draft_max if lineup.names else 0
     n_batch = options.placement.n_batch
     sizes = sizing.contexts(n_ctx, options.n_seq, n_draft, "mtp" in lineup.names, n_batch)
-    return Subject(facts, sizes, lineup.side)
+    wishes = _wishes(options)
+    sizes = replace(sizes, cache_k=wishes.cache_k, cache_v=wishes.cache_v)
+    return Subject(facts, sizing.with_states(sizes, facts, n_draft), lineup.side)
 
 
 def _depth(options: LoadOptions, frame: Frame, fingerprint: str, stack: ExitStack) -> Depth:
@@ -148,29 +150,16 @@ def _depth(options: LoadOptions, frame: Frame, fingerprint: str, stack: ExitStac
     return depth
 
 
-def _check_memory(facts: ModelFacts, options: LoadOptions, n_ctx: int) -> None:
-    """A context far beyond the machine's memory is refused before the system runs out of it."""
-    per_cell = kv_per_cell(facts, 4 if options.strict else 2)
-    if per_cell is None:
-        return  # a width per layer: llama.cpp will say whether it fits
-    n_bytes = n_ctx * options.n_seq * per_cell
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if n_bytes > memory:
-        raise LoadFailed(
-            f"a context of {n_ctx} tokens for {options.n_seq} sequences needs "
-            f"{n_bytes / 1e9:.1f} GB, but this machine has {memory / 1e9:.1f} GB; lower -c"
-        )
-
-
-def _idle_cells(facts: ModelFacts, options: LoadOptions) -> int:
+def _idle_cells(subject: Subject) -> int:
     """How many cells idle prefixes may hold while others decode: attention reads them too, so their
     bytes stay within `IDLE_SHARE` of the bytes a token reads anyway."""
-    per_cell = kv_per_cell(facts, 4 if options.strict else 2) or 1
-    return int(IDLE_SHARE * weights_per_token(facts) / per_cell)
+    contexts = subject.contexts
+    per_cell = kv_per_cell(subject.facts, contexts.cache_k, contexts.cache_v) or 1
+    return int(IDLE_SHARE * weights_per_token(subject.facts) / per_cell)
 
 
-def _fingerprint(files: Sequence[ModelFacts | None], options: LoadOptions) -> str:
-    """Names the weights, the target's first, and the cache's kind; from the headers and samples of
+def _fingerprint(files: Sequence[ModelFacts | None], contexts: Contexts) -> str:
+    """Names the weights, the target's first, and the cache's types; from the headers and samples of
     the data."""
     digest = hashlib.sha256()
     facts = files[0]
@@ -184,7 +173,8 @@ def _fingerprint(files: Sequence[ModelFacts | None], options: LoadOptions) -> st
             for part in range(8):
                 stream.seek(size * part // 8)
                 digest.update(stream.read(1 << 16))
-    kind = "F32" if options.strict else "F16"
+    kinds = [contexts.cache_k.upper(), contexts.cache_v.upper()]
+    kind = kinds[0] if kinds[0] == kinds[1] else "/".join(kinds)
     return f"{facts.name or facts.architecture} {digest.hexdigest()[:16]} with {kind} cache"
 
 

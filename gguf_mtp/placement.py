@@ -27,7 +27,7 @@ from gguf_mtp.offload import (
     fit,
     report,
 )
-from gguf_mtp.offload.advice import gib, memory_advice, refusal, thrashes
+from gguf_mtp.offload.advice import context_refusal, gib, memory_advice, refusal, thrashes
 from gguf_mtp.offload.directives import Directives, directives, side_directives
 from gguf_mtp.offload.manual import manual
 from gguf_mtp.present import chosen, remote
@@ -122,6 +122,9 @@ def settle(subject: Subject, wishes: Placement) -> Settled:
     """
     subject = replace(subject, contexts=_contexts(subject, wishes))
     machine = Machine(chosen(wishes), Host(memory.available()))
+    too_long = context_refusal(subject, machine)
+    if too_long:
+        raise LoadFailed(too_long)
     hand = wishes.hand
     if not machine.devices and (hand.n_gpu_layers or 0) > 0:
         log.warning(
@@ -256,6 +259,7 @@ def target_options(contexts: Contexts, n_threads: int, hidden: bool) -> ContextO
         flash=contexts.attention,
         kv_offload=contexts.kv_offload,
         op_offload=contexts.op_offload,
+        n_rewind=contexts.n_rewind,
     )
 
 
@@ -269,6 +273,7 @@ def block_options(plan: OffloadPlan, n_threads: int) -> ContextOptions:
         n_outputs=contexts.n_seq,
         kv_offload=contexts.kv_offload and plan.layers[-1] != CPU,
         op_offload=False,
+        n_rewind=0,
     )
 
 

@@ -5,10 +5,14 @@ The same numbers size the run (`loader`) and the plan of a run that may never ha
 
 from __future__ import annotations
 
-from gguf_mtp.drafters.mtp import FLUSH
-from gguf_mtp.offload.buffers import Contexts
+from dataclasses import replace
 
-__all__ = ["N_BATCH", "N_CTX", "contexts"]
+from gguf_mtp.drafters.mtp import FLUSH
+from gguf_mtp.model_file import layers
+from gguf_mtp.offload.buffers import Contexts
+from gguf_mtp.types import ModelFacts
+
+__all__ = ["N_BATCH", "N_CTX", "contexts", "with_states"]
 
 N_CTX = 8192
 """Context when the user names none, or the model's own where that is smaller."""
@@ -32,3 +36,11 @@ def contexts(
         n_draft_batch=max(2 * FLUSH, n_rows) if has_block else 0,
         n_outputs=n_rows,
     )
+
+
+def with_states(contexts: Contexts, facts: ModelFacts, n_draft: int) -> Contexts:
+    """The same for a model with recurrent layers: a draft of `n_draft` tokens can be refused."""
+    if facts.architecture not in layers.GOES_BACK:
+        return contexts
+    # llama.cpp wants room for a row more than it keeps states.
+    return replace(contexts, n_rewind=n_draft, n_batch=max(contexts.n_batch, n_draft + 2))

@@ -87,11 +87,19 @@ def qwen35moe(i: int) -> Shapes:
     return own | experts(shared_gate=True)
 
 
+def qwen3next(i: int) -> Shapes:
+    own = qwen35moe(i)
+    if own.pop("ssm_beta.weight", None):
+        del own["ssm_alpha.weight"]
+        own["ssm_ba.weight"] = (2 * N_RANK, D)
+    return own
+
+
 Layer = Callable[[int], Shapes]
 ARCHITECTURES: Mapping[str, tuple[Mapping[str, Any], Layer]] = {
     "qwen35": (QWEN, qwen35),
     "qwen35moe": (QWEN | EXPERTS, qwen35moe),
-    "qwen3next": (QWEN | EXPERTS, qwen35moe),
+    "qwen3next": (QWEN | EXPERTS, qwen3next),
 }
 
 

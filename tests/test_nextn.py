@@ -117,7 +117,7 @@ def test_a_block_that_would_abort_does_not_draft(
 @pytest.mark.parametrize(
     ("arch", "why"),
     [
-        ("qwen35moe", "partly recurrent"),
+        ("qwen3next", "partly recurrent"),
         ("step35", "slides over a window"),
         ("llama", "no MTP graph"),
     ],

@@ -142,13 +142,13 @@ def test_a_prediction_by_hand() -> None:
         for t in what.facts.tensors
         if not t.name.startswith(("token_embd", "blk.1."))
     )
-    assert seconds(plan, what, 1) == pytest.approx((trunk + plan.kv / 2) / 1e9)
+    assert seconds(plan, what, 1) == pytest.approx((trunk + plan.caches[0] / 2) / 1e9)
     block = sum(
         t.n_bytes * (share if is_routed(t.name) else 1)
         for t in what.facts.tensors
         if t.name.startswith(("blk.1.", "output.weight"))
     )
-    draft = (block + plan.kv / 2) / 1e9
+    draft = (block + plan.caches[-1] / 2) / 1e9
     found = predict(plan, what)
     assert found.plain == pytest.approx(1 / seconds(plan, what, 1))
     expected = (1 + ACCEPTANCE) / (seconds(plan, what, 2) + draft)

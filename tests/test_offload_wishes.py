@@ -137,8 +137,8 @@ def test_a_smaller_cache_type_is_counted() -> None:
         dataclasses.replace(what, contexts=dataclasses.replace(what.contexts, cache_k="q8_0")),
         Machine(),
     )
-    assert f16.kv == 1024 * 64 * 2
-    assert q8.kv == 1024 * 64 // 32 * 34
+    assert f16.caches[0] == 1024 * 64 * 2
+    assert q8.caches[0] == 1024 * 64 // 32 * 34
 
 
 def test_sizes_and_devices_are_read() -> None:

@@ -230,7 +230,7 @@ def test_a_cache_of_eight_bits_is_half_as_large(path: Path) -> None:
         target = model.context(target_options(plan.contexts, 1, hidden=True)).memory()
         block = model.context(block_options(plan, 1)).memory()
     assert plan.cache(CPU) == target[CPU].context + block[CPU].context
-    assert plan.kv * 64 == settle(subject(path), Placement()).plan.kv * 34
+    assert plan.caches[0] * 64 == settle(subject(path), Placement()).plan.caches[0] * 34
 
 
 def test_v3_itself_is_reckoned_within_five_percent(tmp_path: Path, lent: list[Worker]) -> None:

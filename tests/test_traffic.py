@@ -48,7 +48,7 @@ def test_a_token_reads_the_used_experts_and_no_embedding_and_no_mtp_block() -> N
 
 def test_mla_caches_keys_only() -> None:
     assert kv_per_cell(FACTS) == 3 * 576 * 2
-    assert kv_per_cell(FACTS, 4) == 3 * 576 * 4
+    assert kv_per_cell(FACTS, "f32", "f32") == 3 * 576 * 4
 
 
 def test_other_attention_caches_keys_and_values() -> None:

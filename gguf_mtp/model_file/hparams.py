@@ -15,10 +15,10 @@ class Hparams:
 
     def __init__(self, kv: Mapping[str, Any], arch: str, path: str) -> None:
         self.arch = arch
-        self._kv, self._path = kv, path
+        self.kv, self._path = kv, path
 
     def get(self, name: str, default: Any = None) -> Any:
-        return self._kv.get(f"{self.arch}.{name}", default)
+        return self.kv.get(f"{self.arch}.{name}", default)
 
     def count(self, name: str, default: int | None = None) -> int:
         """A whole number, 0 or more. Of a value per layer, all must be equal."""
@@ -34,7 +34,7 @@ class Hparams:
     @property
     def n_vocab(self) -> int:
         """The number of tokens: of the vocabulary in the file, else the announced one, else 0."""
-        tokens = self._kv.get("tokenizer.ggml.tokens")
+        tokens = self.kv.get("tokenizer.ggml.tokens")
         if isinstance(tokens, int):
             return tokens
         return len(tokens) if isinstance(tokens, list) else self.count("vocab_size", 0)

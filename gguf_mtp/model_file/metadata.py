@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gguf_mtp.errors import LoadFailed, UnsupportedModel
-from gguf_mtp.model_file import deepseek2, deepseek32, nextn
+from gguf_mtp.model_file import deepseek2, deepseek32, layers, nextn
 from gguf_mtp.model_file.header import Header, read_header
 from gguf_mtp.model_file.hparams import Hparams
 from gguf_mtp.types import ModelFacts, TensorInfo
@@ -100,7 +100,7 @@ def _facts(header: Header, path: str) -> ModelFacts:
     if n_mtp == 0:
         obstacle: str | None = "the file has no MTP block"
     elif why_not_draft is None:
-        why = nextn.OTHERS.get(arch, "llama.cpp has no MTP graph that this release knows for it")
+        why = nextn.why_not_known(arch)
         obstacle = f"drafting with the MTP block of a {arch} model is not supported: {why}"
     else:
         obstacle = why_not_draft(header, hparams)
@@ -116,9 +116,21 @@ def _facts(header: Header, path: str) -> ModelFacts:
         n_expert=hparams.count("expert_count", 0),
         n_expert_used=hparams.largest("expert_used_count", 0),
         can_draft=obstacle is None,
-        reason=obstacle or f"blk.{n_blocks - n_mtp} is an MTP block that llama.cpp can run",
+        reason=obstacle or _why_draft(hparams, n_blocks - n_mtp),
         tensors=header.tensors,
         kv=header.kv,
+    )
+
+
+def _why_draft(hparams: Hparams, n_layer: int) -> str:
+    found = f"blk.{n_layer} is an MTP block that llama.cpp can run"
+    if not layers.is_recurrent(hparams.arch):
+        return found
+    n_states = layers.kept(hparams.kv, hparams.arch, n_layer).count("state")
+    size = n_states * layers.state_bytes(hparams.kv, hparams.arch) / (1 << 20)
+    return (
+        f"{found}; {n_states} of {n_layer} layers are recurrent, so each sequence keeps a state of "
+        f"{size:,.2f} MiB, and as many more as --draft-max says"
     )
 
 

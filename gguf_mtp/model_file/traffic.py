@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from gguf_mtp.model_file.ggml_types import TENSOR_TYPES
+from gguf_mtp.model_file.layers import kept
 from gguf_mtp.types import ModelFacts
 
 _CACHED = ("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL")
@@ -52,15 +53,19 @@ def weights_per_token(facts: ModelFacts) -> int:
     return int(total)
 
 
-def kv_per_cell(facts: ModelFacts, bytes_per_value: int = 2) -> int | None:
-    """Bytes of one cell of the KV cache over all layers, the MTP block's included.
+def kv_per_cell(facts: ModelFacts, cache_k: str = "f16", cache_v: str = "f16") -> int | None:
+    """Bytes of one cell of the KV cache over all layers, the MTP block's included, in types by
+    their names in `CACHE_TYPES`.
 
-    The compressed key of MLA serves as value too. None when a model's layers differ in width.
+    None when a model's layers differ in width. Layers with a state have no cells.
     """
     widths = kv_widths(facts)
     if widths is None:
         return None
-    return (facts.n_layer + facts.n_mtp) * sum(widths) * bytes_per_value
+    n_layers = kept(facts.kv, facts.architecture, facts.n_layer).count("rows") + facts.n_mtp
+    types = (CACHE_TYPES[name] for name in (cache_k, cache_v))
+    sizes = [n * kind.n_bytes / kind.block for n, kind in zip(widths, types, strict=True)]
+    return int(n_layers * sum(sizes))
 
 
 def kv_widths(facts: ModelFacts) -> tuple[int, int] | None:

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gguf_mtp.offload.buffers import CELLS
+from gguf_mtp.model_file.traffic import kv_widths
+from gguf_mtp.offload.buffers import CELLS, caches
 from gguf_mtp.offload.devices import CPU, GIB, Device
 from gguf_mtp.offload.fit import fit
 from gguf_mtp.offload.parts import Subject
 from gguf_mtp.offload.plan import Machine, OffloadPlan, keys_of
 from gguf_mtp.offload.predict import predict
 
-__all__ = ["gib", "largest_context", "memory_advice", "more_memory", "refusal", "thrashes"]
+__all__ = [
+    "context_refusal",
+    "gib",
+    "largest_context",
+    "memory_advice",
+    "more_memory",
+    "refusal",
+    "thrashes",
+]
 
 WHOLE_RAM = 0.97
 """Share of the available memory that the CPU's part may take: the system needs some."""
@@ -26,6 +35,22 @@ def refusal(plan: OffloadPlan) -> str | None:
     return (
         f"this placement puts {gib(n)} on {device.name}, which has {gib(device.budget)} to give "
         f"({gib(device.free)} free, {gib(device.margin)} kept back)"
+    )
+
+
+def context_refusal(subject: Subject, machine: Machine) -> str | None:
+    """Why a context is too long wherever it lies, said before anything is planned. Rows of unknown
+    width are left to llama.cpp."""
+    contexts, available = subject.contexts, machine.host.available
+    if available is None or kv_widths(subject.facts) is None:
+        return None
+    n_bytes = sum(caches(subject.facts, contexts)[: subject.n_layers])
+    room = available + sum(device.free for device in machine.devices)
+    if n_bytes <= room:
+        return None
+    return (
+        f"a context of {contexts.n_cells // contexts.n_seq} tokens for {contexts.n_seq} sequences "
+        f"needs {gib(n_bytes)}, but this machine has {gib(room)} available; lower -c"
     )
 
 
@@ -67,7 +92,7 @@ def more_memory(plan: OffloadPlan, subject: Subject, machine: Machine) -> str:
             "head": "the output head",
             "block experts": "the MTP block's routed experts",
         }.get(part.kind, "the routed experts of one more layer")
-        size = part.n_bytes + (plan.kv if part.has_cache else 0)
+        size = part.n_bytes + (plan.caches[part.layer] if part.has_cache else 0)
         if not machine.devices:
             return f"no device: {_with_a_card(plan, subject, machine)}"
         gained = _doubled(plan, subject, machine)

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 from gguf_mtp.errors import RequestError
 from gguf_mtp.model_file.hparams import Hparams
+from gguf_mtp.model_file.layers import kept, state_bytes
 from gguf_mtp.model_file.traffic import CACHE_TYPES, kv_widths
 from gguf_mtp.types import ModelFacts
 
-__all__ = ["Contexts", "Rooms", "rooms"]
+__all__ = ["Contexts", "Rooms", "caches", "rooms"]
 
 F32 = 4
 CELLS = 256
@@ -28,7 +29,7 @@ class Contexts:
     the target and `n_draft_batch` in one of the MTP block (0: nothing drafts). `cache_k`, `cache_v`
     name ggml types. `attention` is the user's word ("auto", "on", "off"), `flash` what is reckoned
     with: whether attention runs without a matrix of scores. `insists`: op-offload is not to be
-    given up."""
+    given up. `n_rewind`: rows that recurrent layers can go back, with a state for each."""
 
     n_cells: int
     n_seq: int = 1
@@ -42,6 +43,7 @@ class Contexts:
     kv_offload: bool = True
     op_offload: bool = True
     insists: bool = False
+    n_rewind: int = 0
 
     @property
     def drafts(self) -> bool:
@@ -50,11 +52,12 @@ class Contexts:
 
 @dataclass(frozen=True, slots=True)
 class Rooms:
-    """Bytes: `kv` of one layer's cache; compute buffers of a decode on a device that runs whole
-    layers (`full`), on a CPU that runs routed experts only (`experts`) or nothing but the
-    embedding (`rest`); and `draft_*` the same of the MTP context. `outputs` lies with the host."""
+    """Bytes: `caches` of each layer, the MTP block's last; compute buffers of a decode on a device
+    that runs whole layers (`full`), on a CPU that runs routed experts only (`experts`) or nothing
+    but the embedding (`rest`); and `draft_*` the same of the MTP context. `outputs` lies with the
+    host."""
 
-    kv: int
+    caches: tuple[int, ...]
     full: int
     experts: int
     rest: int
@@ -69,11 +72,27 @@ def rooms(facts: ModelFacts, contexts: Contexts) -> Rooms:
     n_vocab, n_embd = facts.n_vocab, facts.n_embd
     draft, n_seq = contexts.n_draft_batch, contexts.n_seq
     trunk = _compute(facts, contexts, contexts.n_batch, contexts.n_outputs)
+    states = _states(facts, contexts) if contexts.n_rewind else 0  # all come out of one operator
+    trunk = (trunk[0] + states, *trunk[1:])
     block = _compute(facts, contexts, draft, n_seq) if draft else (0, 0, 0)
     host = contexts.n_outputs * n_vocab + (contexts.n_batch * n_embd if draft else 0)
     if draft:
         host += n_seq * n_vocab + draft * n_embd
-    return Rooms(_kv(facts, contexts), *trunk, *block, host * F32)
+    return Rooms(caches(facts, contexts), *trunk, *block, host * F32)
+
+
+def caches(facts: ModelFacts, contexts: Contexts) -> tuple[int, ...]:
+    """Bytes that each trunk layer keeps of the tokens before, and last an MTP block: rows for every
+    cell, or the states of every sequence. Raises `RequestError` as `rooms`."""
+    kv = _kv(facts, contexts)
+    sizes = {"rows": kv, "state": _states(facts, contexts), "nothing": 0}
+    layers = kept(facts.kv, facts.architecture, facts.n_layer)
+    return (*(sizes[what] for what in layers), kv)
+
+
+def _states(facts: ModelFacts, contexts: Contexts) -> int:
+    """Bytes of one recurrent layer's."""
+    return contexts.n_seq * (1 + contexts.n_rewind) * state_bytes(facts.kv, facts.architecture)
 
 
 def _kv(facts: ModelFacts, contexts: Contexts) -> int:

@@ -49,8 +49,8 @@ def _fit(subject: Subject, machine: Machine) -> OffloadPlan:
     able = replace(machine, devices=usable(subject, machine, room))
     free = {d.name: _free(subject, able, i, room) for i, d in enumerate(able.devices)}
     units = subject.parts()
-    cache = room.kv if subject.contexts.kv_offload else 0
-    sizes = _Sizes(units, able.devices, cache)
+    caches = room.caches if subject.contexts.kv_offload else (0,) * len(room.caches)
+    sizes = _Sizes(units, able.devices, caches)
     owners = _split([u for u in units if u.has_cache], free, sizes)
     filler = _Filler(free, owners, sizes.remote)
     places: dict[str, str] = {}
@@ -92,10 +92,12 @@ class _Sizes:
     whole layers, dense part and routed experts too: a layer cut between two machines would send its
     graphs and rows back and forth for every token."""
 
-    def __init__(self, units: Sequence[Part], devices: Sequence[Device], cache: int) -> None:
+    def __init__(
+        self, units: Sequence[Part], devices: Sequence[Device], caches: Sequence[int]
+    ) -> None:
         self.remote = {d.name for d in devices if d.is_remote}
         self._are_all_remote = len(self.remote) == len(devices)
-        self._cache = cache
+        self._caches = caches
         self._rest: dict[int, int] = {}
         for unit in units:
             if not unit.has_cache and unit.layer >= 0:
@@ -108,7 +110,8 @@ class _Sizes:
         return sum(self._of(unit, self._are_all_remote) for unit in units)
 
     def _of(self, unit: Part, whole: bool) -> int:
-        return unit.n_bytes + self._cache + (self._rest.get(unit.layer, 0) if whole else 0)
+        cache = self._caches[unit.layer]
+        return unit.n_bytes + cache + (self._rest.get(unit.layer, 0) if whole else 0)
 
 
 def _split(units: Sequence[Part], free: dict[str, int], sizes: _Sizes) -> dict[int, str]:

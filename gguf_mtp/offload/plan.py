@@ -40,9 +40,10 @@ class Machine:
 @dataclass(frozen=True, slots=True)
 class OffloadPlan:
     """`layers[i]` names the device that computes layer i's attention and holds its cache, the MTP
-    block last; `head` the output's. `kv` is bytes of one layer's cache. `compute` maps devices (and
-    the CPU) to bytes of compute and output buffers. `n_layer` counts trunk layers. `side` is the
-    path of the file that the MTP block lies in, when it is not the model's own."""
+    block last; `head` the output's. `caches` are bytes of each layer's cache, the block's last
+    whether it is placed or not. `compute` maps devices (and the CPU) to bytes of compute and output
+    buffers. `n_layer` counts trunk layers. `side` is the path of the file that the MTP block lies
+    in, when it is not the model's own."""
 
     devices: tuple[Device, ...]
     host: Host
@@ -50,7 +51,7 @@ class OffloadPlan:
     tensors: tuple[Placed, ...]
     layers: tuple[str, ...]
     head: str
-    kv: int
+    caches: tuple[int, ...]
     compute: Mapping[str, int]
     n_layer: int
     side: str | None = None
@@ -72,7 +73,9 @@ class OffloadPlan:
         return sum(t.n_bytes for t in self.tensors if t.device == device)
 
     def cache(self, device: str) -> int:
-        return self.kv * sum(self.cache_device(i) == device for i in range(len(self.layers)))
+        return sum(
+            self.caches[i] for i in range(len(self.layers)) if self.cache_device(i) == device
+        )
 
     def used(self, device: str) -> int:
         """Bytes of weights, cache and buffers on a device, or on the CPU."""
@@ -105,7 +108,7 @@ def assemble(
         tensors=tuple(tensors),
         layers=tuple(layers),
         head=head,
-        kv=room.kv,
+        caches=room.caches,
         compute=_buffers(subject, machine, room, (tensors, layers)),
         n_layer=subject.facts.n_layer,
         side=subject.side.path if subject.side and subject.contexts.drafts else None,

@@ -64,7 +64,7 @@ def rows(plan: OffloadPlan) -> list[tuple[str, str, str, str]]:
         routed = [t for t in own if is_routed(t.name)]
         rest = [t for t in own if not is_routed(t.name)]
         name = f"{i} (MTP)" if i == plan.n_layer else str(i)
-        cache = f"{gib(plan.kv)} {plan.cache_device(i)}"
+        cache = f"{gib(plan.caches[i])} {plan.cache_device(i)}"
         out.append((name, _where(rest), _where(routed), cache))
     for label, prefix in (("embedding", "token_embd"), ("output", "output")):
         own = [t for t in plan.tensors if t.name.startswith(prefix)]
