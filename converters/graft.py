@@ -68,6 +68,7 @@ def graft(
     """
     check_place(out)
     model, side = metadata.read(base), sidefile.read(mtp)
+    shards.refuse_inputs(out, {base, mtp, *(t.file for t in (*model.tensors, *side.tensors))})
     i = model.n_layer
     if any(t.name.startswith(f"blk.{i}.") for t in model.tensors):
         raise ConversionError(f"{base} has a block behind its {i} layers already")
@@ -89,6 +90,7 @@ def extract(model: Path, out: Path, options: CopyOptions, report: Report | None 
     wants in every file. Raises as `graft`."""
     check_place(out)
     facts = sidefile.read(model)
+    shards.refuse_inputs(out, {model, *(t.file for t in facts.tensors)})
     shared = ("token_embd.weight", "output_norm.weight", "output.weight")
     tensors = [*(t for t in facts.tensors if t.name in shared), *_block(facts)]
     return _copy(raw_metadata(model), tensors, out, options, report)

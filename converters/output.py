@@ -47,6 +47,16 @@ def check_place(out: Path) -> None:
         raise ConversionError(f"{out} is a folder; give the name of a file")
     if not out.resolve().parent.is_dir():
         raise ConversionError(f"{out.parent} is not a folder; the output would go there")
+    if out.exists() and not _may_be_replaced(out):
+        raise ConversionError(f"{out} is there and is no GGUF file; give another name")
+
+
+def _may_be_replaced(path: Path) -> bool:
+    """What stood in the place of an output is lost: only another output may be, or nothing."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(4) in (b"GGUF", b"")
 
 
 class PartialFile:

@@ -10,7 +10,7 @@ It knows nothing of what the bytes mean.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -60,6 +60,14 @@ def paths(out: Path, n: int) -> list[Path]:
         return [out]
     stem = out.name.removesuffix(".gguf")
     return [out.with_name(f"{stem}-{i:05d}-of-{n:05d}.gguf") for i in range(1, n + 1)]
+
+
+def refuse_inputs(out: Path, inputs: Iterable[str | Path]) -> None:
+    """Raises `ConversionError` when `out`, or what may be removed beside it, is read for it."""
+    read = [Path(path) for path in inputs]
+    for path in (out, *_stale(out, ())):
+        if path.exists() and any(path.samefile(other) for other in read):
+            raise ConversionError(f"{path} is read for this; give the output another name")
 
 
 def refuse_stale(out: Path, files: Sequence[Path]) -> None:

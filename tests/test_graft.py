@@ -138,6 +138,37 @@ def test_shards_of_another_split_are_not_left(folder: Path, tmp_path: Path) -> N
     assert contents(first) == contents(folder / "keep.gguf")
 
 
+def test_what_is_read_is_never_replaced(folder: Path, tmp_path: Path) -> None:
+    """Neither by the output's own name, nor as shards that --force would clear away beside it."""
+    side = extract(folder / "keep.gguf", tmp_path / "side.gguf", CopyOptions()).path
+    first = join(folder, tmp_path / "model.gguf", split=1_000_000)
+    (tmp_path / "link.gguf").symlink_to(first)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    for force in (False, True):
+        for name in (first.name, "model.gguf", "link.gguf"):
+            with pytest.raises(ConversionError, match=r"is read for this; give the output another"):
+                extract(first, tmp_path / name, CopyOptions(force=force))
+        with pytest.raises(ConversionError, match=r"side.gguf is read for this"):
+            graft(folder / "drop.gguf", side, side, CopyOptions(force=force))
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("content", [b"my notes", b"\0" * 8])
+def test_only_a_gguf_makes_room_for_another(folder: Path, tmp_path: Path, content: bytes) -> None:
+    out = tmp_path / "out.gguf"
+    out.write_bytes(content)
+    for force in (False, True):
+        with pytest.raises(ConversionError, match=r"out.gguf is there and is no GGUF file"):
+            join(folder, out, force=force)
+    assert list(tmp_path.iterdir()) == [out]
+    assert out.read_bytes() == content
+    for other in (b"", b"GGUF of old"):
+        out.write_bytes(other)
+        assert contents(join(folder, out)) == contents(folder / "keep.gguf")
+    with pytest.raises(ConversionError, match=r"/dev/null is there and is no GGUF file"):
+        join(folder, Path("/dev/null"))
+
+
 def test_convert_resumes_in_shards(folder: Path, tmp_path: Path) -> None:
     options = ConvertOptions(name="demo", split=1_000_000)
     out = tmp_path / "out.gguf"
