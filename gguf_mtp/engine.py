@@ -55,6 +55,7 @@ class Engine:
         self._pace = Pace(limits.n_batch)
         self._queue: deque[Request] = deque()
         self._n_submitted = 0
+        self._uncounted_s = 0.0  # of the last round, after its time was taken
 
     @property
     def is_drafting(self) -> bool:
@@ -146,7 +147,7 @@ class Engine:
 
         Raises `DecodeError` from the target: then no sequence has moved.
         """
-        start = time.perf_counter()
+        start = time.perf_counter() - self._uncounted_s
         self._admit()
         turns = [Turn(s, r) for s, r in self._slots.active() if self._slots.is_read(s)]
         self.drafting.draft(turns, self.depth)  # 1 depth, 2 draft
@@ -167,11 +168,12 @@ class Engine:
         certain += [_seen(*seen) for seen in zip(prompts, read, strict=True)]
         self.drafting.observe(certain)
         times = Times(start, step.seconds, self.drafting.seconds_of)
-        self._count(list(zip(turns, outcomes, strict=True)), prompts, times)
+        seconds = self._count(list(zip(turns, outcomes, strict=True)), prompts, times)
         reading = [
             Chunk(r.id, [], 0) for s, r in self._slots.active() if s.seq in {p.seq for p in prompts}
         ]
         emitted = [self._emit(t, o) for t, o in zip(turns, outcomes, strict=True)]  # 6 emit
+        self._uncounted_s = time.perf_counter() - start - seconds
         return emitted + reading
 
     def _admit(self) -> None:
@@ -206,8 +208,9 @@ class Engine:
 
     def _count(
         self, judged: Sequence[tuple[Turn, Outcome]], prompts: Sequence[Rows], times: Times
-    ) -> None:
-        """Counts, per request and for the depth decision."""
+    ) -> float:
+        """Counts, per request and for the depth decision. Returns the seconds that were counted:
+        what comes after is the next round's."""
         seconds = time.perf_counter() - times.start
         n_prompt = {r.seq: len(r.tokens) for r in prompts}
         if prompts:
@@ -222,6 +225,7 @@ class Engine:
         if self.observers:
             load = Load(n_prefill, self._slots.n_cells(), len(self._queue))
             self.observers.round(judged, load, times, seconds)
+        return seconds
 
     def _emit(self, turn: Turn, outcome: Outcome) -> Chunk:
         n_from_draft = min(outcome.n_accepted, len(outcome.committed))

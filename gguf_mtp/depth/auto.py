@@ -26,7 +26,7 @@ from gguf_mtp.types import Limit
 
 _SURE = 0.04  # relative error of the plain time at which trying depths begins
 _PLAIN_ROUNDS = 8  # recorded before that at most
-_FIRST_REST, _LONGEST_REST = 3, 31  # rounds that may pass undecided where nobody drafts
+_FIRST_REST, _LONGEST_REST = 7, 31  # rounds that may pass undecided where nobody drafts
 
 
 class Skill(NamedTuple):

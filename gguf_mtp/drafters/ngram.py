@@ -40,13 +40,12 @@ class NgramDrafter:
         self._indices = [_Index() for _ in range(n_seq)]
 
     def observe(self, rows: Sequence[Rows]) -> None:
-        """Indexes the tokens of `rows`; hidden rows are not looked at."""
+        """Takes the tokens of `rows`; hidden rows are not looked at."""
         for r in rows:
             index = self._indices[r.seq]
             n = len(index.tokens)
             assert r.pos == n, f"row {r.pos} observed, row {n} expected"
-            for token in r.tokens:
-                index.add(token)
+            index.tokens += r.tokens
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """One draft per ask, in order; empty where nothing like the last tokens stood before."""
@@ -70,8 +69,7 @@ class NgramDrafter:
 
     def _refill(self, seq: int, tokens: Sequence[int]) -> None:
         index = self._indices[seq] = _Index()
-        for token in tokens:
-            index.add(token)
+        index.tokens += tokens
 
     def _propose(self, ask: Ask) -> Draft:
         tokens, n = ask.tokens, ask.limit.n
@@ -92,26 +90,32 @@ class NgramDrafter:
 
 class _Index:
     """Where n-grams of `tokens` end. `before[s][p]`: the position before p at which the n-gram of
-    length SIZES[s] that ends at p ended too, or -1."""
+    length SIZES[s] that ends at p ended too, or -1. New tokens are indexed when something is looked
+    for."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
+        self._n_indexed = 0
         self._newest: list[dict[tuple[int, ...], int]] = [{} for _ in SIZES]
         self._before: list[list[int]] = [[] for _ in SIZES]
 
-    def add(self, token: int) -> None:
-        at = len(self.tokens)
-        self.tokens.append(token)
+    def _catch_up(self) -> None:
+        for at in range(self._n_indexed, len(self.tokens)):
+            self._add(at)
+        self._n_indexed = len(self.tokens)
+
+    def _add(self, at: int) -> None:
         for n, newest, before in zip(SIZES, self._newest, self._before, strict=True):
             if at + 1 < n:
                 before.append(-1)
                 continue
-            key = tuple(self.tokens[at + 1 - n :])
+            key = tuple(self.tokens[at + 1 - n : at + 1])
             before.append(newest.get(key, -1))
             newest[key] = at
 
     def keep(self, n_tokens: int) -> None:
         """Takes the newest tokens back until `n_tokens` are left."""
+        del self.tokens[max(n_tokens, self._n_indexed) :]
         while len(self.tokens) > n_tokens:
             end = len(self.tokens)
             for n, newest, before in zip(SIZES, self._newest, self._before, strict=True):
@@ -124,10 +128,12 @@ class _Index:
                 else:
                     newest[key] = previous
             self.tokens.pop()
+        self._n_indexed = min(self._n_indexed, n_tokens)
 
     def find(self, tokens: Sequence[int]) -> tuple[int, int] | None:
         """The position behind the longest match with the end of `tokens`, and its length; None
         without one. `tokens` are the indexed ones and those not observed yet."""
+        self._catch_up()
         end = len(tokens)
         for n, newest, before in zip(SIZES, self._newest, self._before, strict=True):
             if end <= n:
