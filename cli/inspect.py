@@ -52,6 +52,7 @@ def _placement(facts: ModelFacts) -> str:
 
     n_ctx = min(facts.context_length, sizing.N_CTX)
     contexts = sizing.contexts(n_ctx, 1, 8, has_block=facts.can_draft)
+    contexts = sizing.with_states(contexts, facts, 8)
     return report.line(fit(Subject(facts, contexts), Machine(llama.devices(), Host())))
 
 

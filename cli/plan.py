@@ -143,7 +143,7 @@ def _subject(facts: ModelFacts, args: RunArgs) -> Subject:
     n_draft = args.draft_max if wanted else 0
     contexts = sizing.contexts(n_ctx, args.parallel, n_draft, drafts, args.batch)
     contexts = replace(contexts, cache_k=args.cache_type, cache_v=args.cache_type)
-    return Subject(facts, contexts, side)
+    return Subject(facts, sizing.with_states(contexts, facts, n_draft), side)
 
 
 def _machine(args: MachineArgs) -> Machine:
