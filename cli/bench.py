@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_module
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -46,7 +47,7 @@ class MeasureArgs:
 
         if self.draft:
             return tuple(automatic(names, self.draft_model) for names in self.draft)
-        return (*(fixed(int(n)) for n in _numbers(self.depths, "--depths")), AUTO)
+        return (*map(fixed, _counts(self.depths, "--depths")), AUTO)
 
 
 @spread
@@ -82,8 +83,10 @@ def bench(
         )
     placement = placement_args.placement()
     path = _model(model, widened)
+    if save:
+        _check_save(save, path)
     if parallel:
-        widths = [int(n) for n in _numbers(parallel, "--parallel")]
+        widths = _counts(parallel, "--parallel")
         _measure_widths(path, widths, measure_args.rounds, measure_args.max_tokens)
         return
     plan = Plan(
@@ -106,7 +109,17 @@ def bench(
         _show(path, plan, cells, result)
 
 
-def _measure_widths(path: Path, widths: list[int], n_rounds: int, n_tokens: int) -> None:
+def _check_save(save: Path, model: Path) -> None:
+    """Before an hour of measuring, not after it."""
+    from ..errors import RequestError
+
+    if save.is_dir() or not save.absolute().parent.is_dir():
+        raise RequestError(f"--save {save} cannot be written: there is no folder for such a file")
+    if save.exists() and save.samefile(model):
+        raise RequestError(f"--save {save} is the model; give another name")
+
+
+def _measure_widths(path: Path, widths: Sequence[int], n_rounds: int, n_tokens: int) -> None:
     from ..bench.parallel import measure_widths
 
     cells = measure_widths(path, widths, n_rounds, n_tokens, _counter())
@@ -138,15 +151,29 @@ def _model(model: Path | None, widened: str | None) -> Path:
 
 def _numbers(text: str, option: str) -> tuple[float, ...]:
     try:
-        return tuple(float(part) for part in text.split(",") if part)
+        return tuple(float(part) for part in _parts(text, option))
     except ValueError:
         raise typer.BadParameter(f"{option} {text} is not a list of numbers") from None
+
+
+def _counts(text: str, option: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in _parts(text, option))
+    except ValueError:
+        raise typer.BadParameter(f"{option} {text} is not a list of whole numbers") from None
+
+
+def _parts(text: str, option: str) -> list[str]:
+    parts = [part for part in text.split(",") if part]
+    if not parts:
+        raise typer.BadParameter(f"{option} is an empty list")
+    return parts
 
 
 def _known(text: str) -> tuple[str, ...]:
     from ..bench.workloads import NAMES
 
-    names = tuple(part for part in text.split(",") if part)
+    names = tuple(_parts(text, "--workloads"))
     for name in names:
         if name not in NAMES:
             raise typer.BadParameter(f"workload {name} is none of {', '.join(NAMES)}")

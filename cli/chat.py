@@ -102,7 +102,7 @@ def chat(
         screen.note(describe(session))
         screen.note(placement(session))
         screen.note(HELP)
-        params = sampling_args.over(session.sampling_defaults())
+        params = sampling_args.over(session.sampling_defaults(), session.facts.n_vocab)
         shaped = Shaped(session, shape_args.wishes(session))
         converse(shaped, screen, params, sampling_args.n_max, placement(session))
 

@@ -70,7 +70,9 @@ class FormArgs:
 class WorkArgs:
     """How the work is done, and what is said of it."""
 
-    threads: Annotated[int, typer.Option("-t", "--threads", min=0, help="0: every core.")] = 0
+    threads: Annotated[
+        int, typer.Option("-t", "--threads", min=0, max=512, help="0: every core.")
+    ] = 0
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List every tensor and what it takes; write nothing.")
     ] = False
@@ -162,7 +164,9 @@ def _locate(
 
 
 def _default(source: Path, options: ConvertOptions) -> Path:
-    name = options.name or source.resolve().name
+    from ..converters.checkpoint import folder_name
+
+    name = options.name or folder_name(source)
     return Path(f"{'mtp-' if options.mtp == 'only' else ''}{name}.gguf")
 
 

@@ -38,7 +38,9 @@ _ABORT = re.compile(
 def command(*more: str) -> list[str]:
     """This command line once more, as the child's. Of an option given twice the last one counts."""
     program = "from gguf_mtp.cli.app import main; main()"
-    return [sys.executable, "-c", program, *sys.argv[1:], CHILD, *more]
+    own = sys.argv[1:]
+    end = own.index("--") if "--" in own else len(own)  # behind it nothing is an option
+    return [sys.executable, "-c", program, *own[:end], CHILD, *more, *own[end:]]
 
 
 def environment() -> dict[str, str]:

@@ -236,11 +236,18 @@ class SamplingArgs:
             fields["logit_bias"] = [[t, b if b > float("-inf") else False] for t, b in biases]
         return fields
 
-    def over(self, defaults: SamplingParams) -> SamplingParams:
-        """`defaults` with what was given on the command line. Raises `RequestError`."""
+    def over(self, defaults: SamplingParams, n_vocab: int) -> SamplingParams:
+        """`defaults` with what was given on the command line. Raises `RequestError` for what no
+        request could be answered with by a model of `n_vocab` tokens."""
         import dataclasses
 
-        return dataclasses.replace(defaults, **self.given())
+        from ..errors import RequestError
+
+        if self.max_tokens < 1 and self.max_tokens != -1:
+            raise RequestError(f"max_tokens is {self.max_tokens}, but must be 1 or more")
+        params = dataclasses.replace(defaults, **self.given())
+        params.check_vocabulary(n_vocab)
+        return params
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:

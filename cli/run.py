@@ -49,12 +49,14 @@ def run(
     if workers := placement_args.distant():
         raise typer.Exit(run_in_child(workers))
 
+    if logprobs is not None and not json:
+        raise typer.BadParameter("--logprobs come with --json only")
     text = prompt if prompt is not None else _standard_input()
     with open_session(model_args, placement_args) as session:
         if sys.stderr.isatty() and accelerators():  # else there is one place to lie
             print(placement(session), file=sys.stderr)
-        params = sampling_args.over(session.sampling_defaults())
-        wishes = shape_args.wishes(session, logprobs if json else None)
+        params = sampling_args.over(session.sampling_defaults(), session.facts.n_vocab)
+        wishes = shape_args.wishes(session, logprobs)
         if raw:
             pieces = session.complete(text, params, sampling_args.n_max, wishes)
         else:

@@ -98,7 +98,7 @@ def serve(
     from ..errors import GgufMtpError
     from ..loader import physical_cores
     from ..server.app import ServerOptions, create_app
-    from ..server.guard import Access
+    from ..server.guard import Access, origin_of
     from ..server.worker import Worker
     from .distant import end_with_parent
     from .start import describe, open_session, placement
@@ -118,7 +118,7 @@ def serve(
         # server's own loop holds all of them up.
         n_threads=model_args.threads or max(physical_cores() - 1, 1),
     )
-    access = Access(args.api_key or None, tuple(args.cors_origin or ()))
+    access = Access(args.api_key or None, tuple(map(origin_of, args.cors_origin or ())))
     with (
         listen(args.host, args.port) as listener,
         open_files(args.log, args.trace, args.trace_goes_on) as files,
@@ -152,6 +152,8 @@ def listen(host: str, port: int) -> socket.socket:
     """A listening socket, before anything is loaded. Raises `GgufMtpError` in one sentence."""
     from ..errors import GgufMtpError
 
+    if not host:
+        raise GgufMtpError("--host is empty; 0.0.0.0 listens on every address")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # The protocol is named because asyncio sets TCP_NODELAY only where it is: without, the kernel
     # holds every second packet back for 40 ms.
@@ -197,7 +199,7 @@ def _served(session: Session, alias: str | None, sampling_args: SamplingArgs) ->
         n_vocab=facts.n_vocab,
         limits=session.engine.limits,
         template=ChatTemplate(vocab.chat_template, vocab.bos, vocab.eos),
-        defaults=sampling_args.over(session.sampling_defaults()),
+        defaults=sampling_args.over(session.sampling_defaults(), facts.n_vocab),
         max_tokens=None if sampling_args.max_tokens == -1 else sampling_args.max_tokens,
         created=int(time.time()),
         grammars=session.grammars,

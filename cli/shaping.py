@@ -78,6 +78,7 @@ class ShapeArgs:
     def _given(self) -> tuple[str | None, str]:
         """The option that was given, and the grammar or the schema with it."""
         from ..errors import RequestError
+        from ..grammar.matching import MAX_CHARS
 
         given = {
             "--grammar": self.grammar,
@@ -92,7 +93,8 @@ class ShapeArgs:
         if self.grammar_file is None:
             return names[0], str(given[names[0]])
         try:
-            return names[0], self.grammar_file.read_text(encoding="utf-8")
+            with self.grammar_file.open(encoding="utf-8") as file:
+                return names[0], file.read(MAX_CHARS + 1)  # which is too much, but ends
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or "it is not UTF-8"
             raise RequestError(f"cannot read {self.grammar_file}: {reason}") from None

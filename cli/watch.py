@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..depth import AutoDepth
+from ..errors import RequestError
 from ..session import Session
 from ..telemetry.jsonlines import JsonLines
 from ..telemetry.metrics import Metrics
-from ..telemetry.trace import Trace
+from ..telemetry.trace import BEGIN, Trace
 
 
 class Files(NamedTuple):
@@ -29,6 +30,10 @@ def open_files(log: str, trace: Path | None, goes_on: bool) -> Iterator[Files]:
     """`log` is a path, "-" for standard output, or "off"; a log is added to, and a trace where it
     `goes_on`. Raises `GgufMtpError`."""
     with ExitStack() as stack:
+        if log not in ("off", "-"):
+            _check_log(Path(log))
+        if trace:
+            _check_trace(trace)
         files = Files(
             log=None if log == "off" else JsonLines(None if log == "-" else Path(log)),
             trace=JsonLines(trace, keeps=goes_on) if trace else None,
@@ -37,6 +42,30 @@ def open_files(log: str, trace: Path | None, goes_on: bool) -> Iterator[Files]:
             if file:
                 stack.callback(file.close)
         yield files
+
+
+def _check_log(path: Path) -> None:
+    """Lines are not put behind what is no text, such as a model."""
+    if b"\0" in _beginning(path):
+        raise RequestError(f"--log {path} is there and is no log: it holds no text")
+
+
+def _check_trace(path: Path) -> None:
+    """A trace begins anew, so that what stood in its place is lost: only another may."""
+    begin = _beginning(path)
+    if begin and not begin.startswith(BEGIN.encode()):
+        raise RequestError(f"--trace {path} is there and is no trace; give another name")
+
+
+def _beginning(path: Path) -> bytes:
+    """Of a regular file; nothing where there is none, or it cannot be read."""
+    try:
+        if path.is_file():
+            with path.open("rb") as file:
+                return file.read(4096)
+    except OSError:
+        pass
+    return b""
 
 
 def watch(session: Session, files: Files) -> Metrics:

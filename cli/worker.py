@@ -27,7 +27,9 @@ def worker(
         str | None,
         typer.Option(metavar="SIZE", help="Memory to lend of each device.", show_default="all"),
     ] = None,
-    threads: Annotated[int, typer.Option("-t", "--threads", min=0, help="0: all cores.")] = 0,
+    threads: Annotated[
+        int, typer.Option("-t", "--threads", min=0, max=512, help="0: all cores.")
+    ] = 0,
     allow_remote: Annotated[
         bool, typer.Option("--allow-remote", help="Listen for other machines, unprotected.")
     ] = False,
@@ -48,6 +50,8 @@ def worker(
         )
     names = _devices(device)
     limit = parse_size(mem) if mem is not None else None
+    if limit == 0:
+        raise RequestError(f"--mem {mem} lends nothing")
     with listen(host, port) as listener:
         port = listener.getsockname()[1]
     where = f"{host}:{port}"

@@ -168,6 +168,12 @@ class Checkpoint:
         return _parse_header(header, path, size)
 
 
+def folder_name(folder: Path) -> str:
+    """The name of a checkpoint's folder as its user calls it: a link's own, not its target's, which
+    in a hub's cache is a hash."""
+    return folder.resolve().name if folder.name in ("", "..") else folder.name
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file. Raises `ConversionError` when it is absent or holds none."""
     try:

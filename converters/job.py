@@ -21,7 +21,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from ..errors import ConversionError
 from . import CONVERTER_VERSION, deepseek, recipes
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, folder_name
 from .families import adapt
 from .gguf_file import TypedTensor, header, offsets, pad, size, split_keys
 from .imatrix import Imatrix
@@ -205,7 +205,7 @@ def _metadata(
     kv: dict[str, Value] = {
         "general.architecture": adapted.architecture,
         "general.type": "model",
-        "general.name": options.name or checkpoint.folder.resolve().name,
+        "general.name": options.name or folder_name(checkpoint.folder),
         "general.file_type": int(wish.recipe.file_type),
         "general.quantization_version": _QUANTIZATION_VERSION,
         "gguf_mtp.converter_version": CONVERTER_VERSION,

@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 
 DRAFT_MAX = 8
 """Draft tokens per round when the user names no bound; the depth decision rarely goes so far."""
+MAX_THREADS = 512
+"""ggml's own bound; with millions of them OpenMP ends the process."""
 IDLE_SHARE = 0.02
 """What idle prefixes may slow the active sequences by."""
 
@@ -71,6 +73,8 @@ class LoadOptions:
         _at_least(self.n_ctx, 0, "the context size")
         _at_least(self.n_seq, 1, "the number of sequences")
         _at_least(self.n_threads, 0, "the number of threads")
+        if self.n_threads > MAX_THREADS:
+            raise RequestError(f"{self.n_threads} threads are more than ggml's {MAX_THREADS}")
         wished(self.draft)
         DepthOptions(self.draft_min, self.draft_max, self.draft_p_min)
         if self.strict and (self.placement.cache_k != "f16" or self.placement.flash == "on"):

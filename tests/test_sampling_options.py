@@ -11,11 +11,12 @@ from gguf_mtp.errors import RequestError
 from gguf_mtp.params import SamplingParams
 
 DEFAULTS = SamplingParams(temperature=0.6, top_p=0.9)
+N_VOCAB = 10
 
 
 def test_nothing_given_changes_nothing() -> None:
     assert SamplingArgs().given() == {}
-    assert SamplingArgs().over(DEFAULTS) == DEFAULTS
+    assert SamplingArgs().over(DEFAULTS, N_VOCAB) == DEFAULTS
 
 
 def test_everything_given_is_taken() -> None:
@@ -33,7 +34,7 @@ def test_everything_given_is_taken() -> None:
         samplers="top-k;temp",
         seed=7,
     )
-    assert args.over(DEFAULTS) == SamplingParams(
+    assert args.over(DEFAULTS, N_VOCAB) == SamplingParams(
         temperature=0.0,
         top_k=3,
         top_p=0.8,
@@ -66,4 +67,4 @@ def test_a_server_gets_json() -> None:
 )
 def test_what_cannot_be_read_is_named(args: SamplingArgs, said: str) -> None:
     with pytest.raises(RequestError, match=said):
-        args.over(DEFAULTS)
+        args.over(DEFAULTS, N_VOCAB)

@@ -154,6 +154,11 @@ def test_what_is_no_trace_is_one_sentence(tmp_path: Path, lines: list[str], mess
     assert str(path) in str(refusal.value)
 
 
+def test_a_file_without_end_is_not_read_to_it() -> None:
+    with pytest.raises(GgufMtpError, match="is no trace of gguf-mtp"):
+        read(Path("/dev/zero"))
+
+
 def test_a_missing_and_a_binary_file(tmp_path: Path) -> None:
     with pytest.raises(GgufMtpError, match="No such file or directory"):
         read(tmp_path / "nowhere")

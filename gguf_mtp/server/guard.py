@@ -18,10 +18,11 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gguf_mtp.errors import RequestError
 from gguf_mtp.server.errors import Problem, respond
 from gguf_mtp.server.page import is_page
 
-__all__ = ["Access", "Guard"]
+__all__ = ["Access", "Guard", "origin_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,24 @@ class Access:
     def __repr__(self) -> str:
         key = "'***'" if self.api_key else None
         return f"Access(api_key={key}, origins={self.origins}, max_body={self.max_body})"
+
+
+def origin_of(page: str) -> str:
+    """The origin of a web page as browsers send it; "*" and "null" as they are.
+
+    Raises `RequestError` for what none would ever send.
+    """
+    if page in ("*", "null"):
+        return page
+    try:
+        parts = urlsplit(page)
+        is_origin = bool(parts.scheme and parts.hostname) and parts.path in ("", "/")
+        is_origin = is_origin and (parts.port is None or parts.port >= 0)
+    except ValueError:
+        is_origin = False
+    if not is_origin or parts.query or parts.fragment or "@" in parts.netloc:
+        raise RequestError(f"{page!r} is no origin of web pages, as http://localhost:3000 is")
+    return f"{parts.scheme}://{parts.netloc.lower()}"
 
 
 class Guard:

@@ -13,14 +13,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from gguf_mtp.errors import GgufMtpError
 from gguf_mtp.rounds import Fallback, Load, Part, RoundReport
 
-__all__ = ["Moment", "Recording", "Trace", "read"]
+__all__ = ["BEGIN", "Moment", "Recording", "Trace", "read"]
 
 VERSION = 1
+BEGIN = '{"gguf_mtp_trace"'
+"""How the line of an engine's start begins."""
+MOST_CHARS = 1 << 24
+"""Of a line."""
 
 _CLOCK = "%Y-%m-%dT%H:%M:%SZ"
 
@@ -81,23 +85,29 @@ class Recording:
 def read(path: Path) -> Recording:
     """Raises `GgufMtpError` for a file that is no trace, or damaged within an engine's lines."""
     try:
-        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        with path.open(encoding="utf-8", newline="\n") as file:
+            return _read(path, file)
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise GgufMtpError(f"cannot read the trace {path}: {reason}") from None
-    reading = _Reading(path, _header(path, lines[0]))
-    for number, line in enumerate(lines[1:], start=2):
+
+
+def _read(path: Path, file: TextIO) -> Recording:
+    reading = _Reading(path, _header(path, file.readline(MOST_CHARS)))
+    torn_at: int | None = None
+    lines = iter(lambda: file.readline(MOST_CHARS), "")
+    for number, line in enumerate(lines, start=2):
+        if torn_at is not None and not line.startswith(BEGIN):
+            break
+        torn_at = None
         try:
             reading.take(json.loads(line))
         except (ValueError, TypeError, KeyError):
-            if number < len(lines) and not lines[number].startswith(_START):
-                raise GgufMtpError(f"{path} line {number} is no round of a trace") from None
+            torn_at = number  # which only the last line of an engine may be
             reading.n_torn += 1
-    return reading.recording()
-
-
-_START = '{"gguf_mtp_trace"'
-"""How the line of an engine's start begins."""
+    else:
+        return reading.recording()
+    raise GgufMtpError(f"{path} line {torn_at} is no round of a trace")
 
 
 class _Reading:
