@@ -99,6 +99,7 @@ def main() -> None:
     """Runs the command line; exits 0, 1 after an error, 2 after wrong usage, 130 after Ctrl+C."""
     from ..errors import GgufMtpError
 
+    _open_what_is_closed()
     try:
         app()
     except BrokenPipeError:  # the reader of our output has left: nothing to say to it
@@ -111,6 +112,18 @@ def main() -> None:
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _open_what_is_closed() -> None:
+    """Opens to nobody the standard streams that the caller closed (`2>&-`). Python has None for
+    them, and the next file to be opened would get the number, and llama.cpp's messages with it."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8"))
 
 
 def _sentence(error: BaseException) -> str:

@@ -193,8 +193,9 @@ def _served(session: Session, alias: str | None, sampling_args: SamplingArgs) ->
     from ..server.plan import Served
 
     vocab, facts = session.vocab, session.facts
+    name = alias or facts.name or Path(facts.path).stem
     return Served(
-        name=alias or facts.name or Path(facts.path).stem,
+        name=name.encode(errors="replace").decode(),  # a file's name may be no text
         vocab=vocab,
         n_vocab=facts.n_vocab,
         limits=session.engine.limits,

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import struct
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -164,7 +165,7 @@ class Checkpoint:
         except OSError as error:
             raise ConversionError(f"cannot open {path}: {error.strerror}") from None
         self._files.add(file)
-        self._digest.update(f"{file} {size} {stamp} ".encode() + header)
+        self._digest.update(os.fsencode(f"{file} {size} {stamp} ") + header)
         return _parse_header(header, path, size)
 
 

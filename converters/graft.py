@@ -205,5 +205,5 @@ def _fingerprint(parts: Sequence[_Part]) -> str:
     digest = hashlib.sha256(b"".join(part.header for part in parts))
     for path in sorted({t.file for part in parts for t in part.tensors}):
         status = Path(path).stat()
-        digest.update(f"{path} {status.st_size} {status.st_mtime_ns} ".encode())
+        digest.update(os.fsencode(f"{path} {status.st_size} {status.st_mtime_ns} "))
     return digest.hexdigest()

@@ -42,7 +42,7 @@ class Imatrix:
     def fingerprint(self) -> str:
         status = self.path.stat()
         text = f"{self.path.name} {status.st_size} {status.st_mtime_ns}"
-        return hashlib.sha256(text.encode()).hexdigest()
+        return hashlib.sha256(os.fsencode(text)).hexdigest()
 
     def values(self, tensor: OutputTensor) -> Floats | None:
         """float32 [matrices, n_per_row], or None when the file does not know the tensor.

@@ -199,13 +199,21 @@ def _check_importance(
     return [f"{imatrix.path} knows nothing of {len(unknown)} tensors, {unknown[0]} the first"]
 
 
+def _name(name: str) -> str:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise ConversionError(f"the name {name!r} is not UTF-8; give another with --name") from None
+    return name
+
+
 def _metadata(
     checkpoint: Checkpoint, adapted: Adapted, options: ConvertOptions, wish: recipes.Wish
 ) -> dict[str, Value]:
     kv: dict[str, Value] = {
         "general.architecture": adapted.architecture,
         "general.type": "model",
-        "general.name": options.name or folder_name(checkpoint.folder),
+        "general.name": _name(options.name or folder_name(checkpoint.folder)),
         "general.file_type": int(wish.recipe.file_type),
         "general.quantization_version": _QUANTIZATION_VERSION,
         "gguf_mtp.converter_version": CONVERTER_VERSION,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -62,7 +63,7 @@ class Model:
         # llama.cpp borrows these arrays for as long as the model lives.
         self._told = Told(params, options.told or _unplanned(options.n_gpu_layers))
         with Errors() as errors:
-            self._model = L.llama_model_load_from_file(path.encode(), params)
+            self._model = L.llama_model_load_from_file(os.fsencode(path), params)
         if not self._model:
             raise LoadFailed(f"{path}: {errors.reason()}")
         self._stack.callback(L.llama_model_free, self._model)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import ipaddress
+import os
 import time
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -102,7 +103,7 @@ class Guard:
     def _knows_key(self, headers: Headers) -> bool:
         given = headers.get("authorization", "").encode("latin-1")  # the bytes that were sent
         scheme, _, key = given.partition(b" ")
-        known = (self._access.api_key or "").encode()
+        known = os.fsencode(self._access.api_key or "")  # the bytes of the command line
         # In constant time, so that nobody learns the key from how long an answer takes.
         return hmac.compare_digest(key.strip(), known) and scheme.lower() == b"bearer"
 
