@@ -95,10 +95,88 @@ def qwen3next(i: int) -> Shapes:
     return own
 
 
+NEMOTRON_KV = [0, 0, 1, 0, 0, 1]
+NEMOTRON: Mapping[str, Any] = EXPERTS | {
+    "block_count": 6, "nextn_predict_layers": 1, "context_length": 512, "embedding_length": D,
+    "feed_forward_length": [0, D_FF, 0, 0, D_FF, 0], "attention.head_count": N_HEAD,
+    "attention.head_count_kv": NEMOTRON_KV, "attention.key_length": D_HEAD,
+    "attention.value_length": D_HEAD, "rope.dimension_count": D_HEAD, "ssm.conv_kernel": CONV,
+    "ssm.inner_size": D_STATE * N_RANK, "ssm.state_size": D_STATE,
+    "ssm.time_step_rank": N_RANK, "ssm.group_count": N_GROUP, "expert_shared_count": 1,
+    "expert_weights_norm": True, "expert_weights_scale": 1.5,
+    "attention.layer_norm_epsilon": 1e-6, "attention.layer_norm_rms_epsilon": 1e-6,
+}  # fmt: skip
+
+
+def mamba2() -> Shapes:
+    inner = D_STATE * N_RANK
+    width = inner + 2 * N_GROUP * D_STATE
+    return {
+        "ssm_in.weight": (inner + width + N_RANK, D), "ssm_conv1d.weight": (width, CONV),
+        "ssm_conv1d.bias": (width,), "ssm_dt.bias": (N_RANK,), "ssm_a": (N_RANK, 1),
+        "ssm_d": (N_RANK, 1), "ssm_norm.weight": (N_GROUP, inner // N_GROUP),
+        "ssm_out.weight": (D, inner),
+    }  # fmt: skip
+
+
+def nemotron_h_moe(i: int) -> Shapes:
+    """Layers of one kind each: recurrent, experts, attention, recurrent, experts; and the block."""
+    norm: Shapes = {"attn_norm.weight": (D,)}
+    mixer = {k: v for k, v in attention(n_query=N_HEAD).items() if "norm" not in k}
+    moe = {k: v for k, v in experts(shared_gate=False).items() if "ffn_gate_" not in k}
+    moe |= {"ffn_gate_inp.weight": (N_EXPERT, D), "exp_probs_b.bias": (N_EXPERT,)}
+    if i == len(NEMOTRON_KV) - 1:
+        return norm | {"post_attention_norm.weight": (D,)} | mixer | moe | nextn()
+    return norm | (mamba2() if i in (0, 3) else mixer if i == 2 else moe)
+
+
+LORA, ROPE, NOPE, D_KDA = 24, 8, 16, 16
+BAILING: Mapping[str, Any] = EXPERTS | {
+    "block_count": N_LAYER, "nextn_predict_layers": 1, "context_length": 512,
+    "embedding_length": D, "feed_forward_length": D_FF, "attention.head_count": N_HEAD,
+    "attention.head_count_kv": [0, 0, 0, 1, 1], "attention.key_length": LORA + ROPE,
+    "attention.value_length": LORA, "attention.key_length_mla": NOPE + ROPE,
+    "attention.value_length_mla": NOPE, "attention.kv_lora_rank": LORA,
+    "rope.dimension_count": ROPE, "rope.freq_base": 10000.0, "ssm.conv_kernel": CONV,
+    "kda.head_dim": D_KDA, "kda.gate_lower_bound": -5.0, "expert_shared_count": 1,
+    "leading_dense_block_count": 1, "expert_gating_func": 2, "expert_weights_norm": True,
+    "attention.layer_norm_rms_epsilon": 1e-6,
+}  # fmt: skip
+
+
+def kda() -> Shapes:
+    inner = N_HEAD * D_KDA
+    found: Shapes = {f"attn_{part}.weight": (inner, D) for part in "qkv"}
+    found |= {f"ssm_conv1d_{part}.weight": (1, inner, 1, CONV) for part in "qkv"}
+    return found | {
+        "ssm_f_a.weight": (inner, D), "ssm_beta.weight": (N_HEAD, D), "ssm_a": (N_HEAD, 1),
+        "ssm_dt.bias": (inner,), "ssm_g_a.weight": (inner, D), "ssm_norm.weight": (D_KDA,),
+        "attn_output.weight": (D, inner),
+    }  # fmt: skip
+
+
+def mla() -> Shapes:
+    return {
+        "attn_q.weight": (N_HEAD * (NOPE + ROPE), D), "attn_kv_a_mqa.weight": (LORA + ROPE, D),
+        "attn_kv_a_norm.weight": (LORA,), "attn_k_b.weight": (N_HEAD, LORA, NOPE),
+        "attn_v_b.weight": (N_HEAD, NOPE, LORA), "attn_gate.weight": (N_HEAD, D),
+        "attn_output.weight": (D, N_HEAD * NOPE),
+    }  # fmt: skip
+
+
+def bailingmoe3(i: int) -> Shapes:
+    norms: Shapes = {"attn_norm.weight": (D,), "ffn_norm.weight": (D,)}
+    moe = experts(shared_gate=False) | {"exp_probs_b.bias": (N_EXPERT,)}
+    own = norms | (kda() if i < 3 else mla()) | (dense() if i == 0 else moe)
+    return own | (nextn("layer_output_norm") if i == N_LAYER - 1 else {})
+
+
 Layer = Callable[[int], Shapes]
 ARCHITECTURES: Mapping[str, tuple[Mapping[str, Any], Layer]] = {
     "qwen35": (QWEN, qwen35),
     "qwen35moe": (QWEN | EXPERTS, qwen35moe),
+    "nemotron_h_moe": (NEMOTRON, nemotron_h_moe),
+    "bailingmoe3": (BAILING, bailingmoe3),
     "qwen3next": (QWEN | EXPERTS, qwen3next),
 }
 

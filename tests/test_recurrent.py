@@ -200,9 +200,14 @@ def test_its_own_drafters_change_nothing(
 def test_a_file_says_that_it_drafts_and_at_what_price(path: Path) -> None:
     facts = metadata.read(path)
     assert facts.can_draft
+    layers, size = {
+        "qwen35": ("3 of 4", "0.02"), "qwen35moe": ("3 of 4", "0.02"),
+        "nemotron_h_moe": ("2 of 5", "0.01"), "bailingmoe3": ("3 of 4", "0.01"),
+    }[facts.architecture]  # fmt: skip
     assert facts.reason == (
-        "blk.4 is an MTP block that llama.cpp can run; 3 of 4 layers are recurrent, so each "
-        "sequence keeps a state of 0.02 MiB, and as many more as --draft-max says"
+        f"blk.{facts.n_layer} is an MTP block that llama.cpp can run; {layers} layers are "
+        f"recurrent, so each sequence keeps a state of {size} MiB, and as many more as --draft-max "
+        "says"
     )
 
 

@@ -31,6 +31,17 @@ class Hparams:
         """A whole number, 0 or more; the largest of a value per layer."""
         return max(self._numbers(name, default))
 
+    def by_layer(self, name: str, n_layer: int) -> list[int]:
+        """Whole numbers of `n_layer` layers, from a value for each or one for all."""
+        values = self._numbers(name, None)
+        if len(values) == 1:
+            return values * n_layer
+        if len(values) < n_layer:
+            raise LoadFailed(
+                f"{self._path}: {self.arch}.{name} has {len(values)} values for {n_layer} layers"
+            )
+        return values[:n_layer]
+
     @property
     def n_vocab(self) -> int:
         """The number of tokens: of the vocabulary in the file, else the announced one, else 0."""

@@ -17,11 +17,13 @@ __all__ = ["GOES_BACK", "Kept", "is_recurrent", "kept", "state_bytes", "why_no_d
 Kept = Literal["rows", "state", "nothing"]
 _ROWS: Kept = "rows"
 _STATE: Kept = "state"
+_NOTHING: Kept = "nothing"
+_HEADS = "attention.head_count_kv"
 F32 = 4
 
-GOES_BACK = ("qwen35", "qwen35moe")
+GOES_BACK = ("qwen35", "qwen35moe", "nemotron_h_moe", "bailingmoe3")
 """Recurrent architectures whose last states llama.cpp keeps when asked to, and that were tested."""
-_QWEN = (*GOES_BACK, "qwen3next")
+_QWEN = ("qwen35", "qwen35moe", "qwen3next")
 _RECURRENT = frozenset(
     [
         *_QWEN, "arwkv7", "bailingmoe3", "deepseek4", "falcon-h1", "glm5-next", "granitehybrid",
@@ -54,12 +56,24 @@ def kept(kv: Mapping[str, Any], architecture: str, n_layer: int) -> tuple[Kept, 
             every = h.count("full_attention_interval", 4) or n_layer + 1
             are_states = [(i + 1) % every != 0 for i in range(n_layer)]
         return tuple(_STATE if is_state else _ROWS for is_state in are_states)
+    if architecture in ("nemotron_h_moe", "bailingmoe3"):
+        heads, widths = (h.by_layer(n, n_layer) for n in (_HEADS, "feed_forward_length"))
+        if architecture == "bailingmoe3":  # there a layer has both
+            widths = [0] * n_layer
+        return tuple(
+            _NOTHING if n_ff else _ROWS if n_head else _STATE
+            for n_head, n_ff in zip(heads, widths, strict=True)
+        )
     return (_ROWS,) * n_layer
 
 
 def state_bytes(kv: Mapping[str, Any], architecture: str) -> int:
     """Of one recurrent layer and one sequence: the convolution's last inputs and the state."""
     h = Hparams(kv, architecture, "the file")
+    head = h.count("kda.head_dim", 0)
+    if head:  # of queries, keys and values
+        n_head, n_conv = h.largest("attention.head_count"), h.count("ssm.conv_kernel", 4) - 1
+        return F32 * n_head * head * (3 * n_conv + head)
     inner, size = h.count("ssm.inner_size", 0), h.count("ssm.state_size", 0)
     n_conv = max(h.count("ssm.conv_kernel", 0) - 1, 0)
     width = inner + 2 * h.count("ssm.group_count", 0) * size

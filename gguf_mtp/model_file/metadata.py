@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gguf_mtp.errors import LoadFailed, UnsupportedModel
-from gguf_mtp.model_file import deepseek2, deepseek32, layers, nextn
+from gguf_mtp.model_file import deepseek2, deepseek32, layers, nextn, recurrent
 from gguf_mtp.model_file.header import Header, read_header
 from gguf_mtp.model_file.hparams import Hparams
 from gguf_mtp.types import ModelFacts, TensorInfo
@@ -28,6 +28,7 @@ ARCHITECTURES: Mapping[str, tuple[Check, Check]] = {
     "deepseek2": (deepseek2.why_not_run, deepseek2.why_not_draft),
     "deepseek32": (deepseek32.why_not_run, deepseek32.why_not_draft),
     **dict.fromkeys(nextn.GRAPHS, (nextn.why_not_run, nextn.why_not_draft)),
+    **dict.fromkeys(layers.GOES_BACK, (recurrent.why_not_run, nextn.why_not_draft)),
 }
 MAX_LAYERS, MAX_EXPERTS = 512, 1024  # llama-hparams.h
 FIRST_TENSOR = "blk.0.attn_norm.weight"

@@ -3,8 +3,8 @@
 The drafter itself is the same: it hands on hidden rows and tokens. What differs is the target's
 cache: one with a sliding window cannot always drop rejected rows, so those do not draft here; one
 with recurrent layers can where `layers` says so. The block itself is a layer of attention in all.
-Source: `src/models/glm4-moe.cpp`, `hy-v3.cpp`, `qwen35.cpp`, `qwen35moe.cpp` and
-`llama_model::create_memory`.
+Source: `src/models/glm4-moe.cpp`, `hy-v3.cpp` and `llama_model::create_memory`; for recurrent ones
+see `recurrent`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from collections.abc import Mapping
 
 from gguf_mtp.model_file.header import Header
 from gguf_mtp.model_file.hparams import Hparams
-from gguf_mtp.model_file.layers import GOES_BACK, why_no_draft
+from gguf_mtp.model_file.layers import why_no_draft
 
 __all__ = ["GRAPHS", "why_not_draft", "why_not_known", "why_not_run"]
 
-GRAPHS = ("glm4moe", "hy_v3", *GOES_BACK)
-"""Architectures with an MTP graph that drafts here."""
+GRAPHS = ("glm4moe", "hy_v3")
+"""Architectures with an MTP graph over a plain attention cache."""
 
-_WITH_EXPERTS = ("glm4moe", "qwen35moe")
 _WINDOW = "its attention slides over a window, and such a cache cannot always drop rejected rows"
 OTHERS: Mapping[str, str] = {
     "mimo2": _WINDOW,
@@ -42,15 +41,7 @@ def why_not_run(_: Header, hparams: Hparams) -> str | None:
     key, value = (hparams.count(f"attention.{part}_length", 0) for part in ("key", "value"))
     if key != value:
         return f"its heads have {key} key and {value} value dimensions, but must have as many"
-    if hparams.arch in GOES_BACK:
-        rank, size = hparams.count("ssm.time_step_rank"), hparams.count("ssm.state_size")
-        n_group, inner = hparams.count("ssm.group_count"), hparams.count("ssm.inner_size")
-        if not n_group or rank % n_group or inner != rank * size:
-            return (
-                f"its recurrent layers have {rank} value heads of {size} for {n_group} key heads "
-                f"and {inner} values"
-            )
-    if hparams.arch in _WITH_EXPERTS and not hparams.count("expert_count", 0):
+    if hparams.arch == "glm4moe" and not hparams.count("expert_count", 0):
         return "it has no experts"
     return None
 
@@ -68,6 +59,6 @@ def why_not_draft(header: Header, hparams: Hparams) -> str | None:
                 f"the header announces an MTP block, but blk.{n_layer}.nextn.{part}.weight "
                 "is not there"
             )
-    if f"blk.{n_layer}.ffn_gate_inp.weight" not in names and hparams.arch in _WITH_EXPERTS:
+    if f"blk.{n_layer}.ffn_gate_inp.weight" not in names and hparams.arch.endswith("moe"):
         return f"the MTP block blk.{n_layer} must have experts, but is a dense layer"
     return None

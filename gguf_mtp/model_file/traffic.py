@@ -75,6 +75,8 @@ def kv_widths(facts: ModelFacts) -> tuple[int, int] | None:
     heads = facts.kv.get(f"{arch}.attention.head_count_kv", 1)
     key = facts.kv.get(f"{arch}.attention.key_length")
     value = facts.kv.get(f"{arch}.attention.value_length")
+    if isinstance(heads, list) and len({n for n in heads if n}) == 1:
+        heads = max(heads)  # layers without any keep no rows
     if f"{arch}.attention.key_length_mla" in facts.kv:
         value = 0
     widths = [n for n in (heads, key, value) if isinstance(n, int)]

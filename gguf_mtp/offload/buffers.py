@@ -19,6 +19,8 @@ from gguf_mtp.types import ModelFacts
 __all__ = ["Contexts", "Rooms", "caches", "rooms"]
 
 F32 = 4
+IDLE_BLOCK = ("nemotron_h_moe", "bailingmoe3")
+"""Architectures whose target has rows for the MTP block too, which nothing reads."""
 CELLS = 256
 """llama.cpp rounds a context up to a multiple of this."""
 
@@ -86,8 +88,10 @@ def caches(facts: ModelFacts, contexts: Contexts) -> tuple[int, ...]:
     cell, or the states of every sequence. Raises `RequestError` as `rooms`."""
     kv = _kv(facts, contexts)
     sizes = {"rows": kv, "state": _states(facts, contexts), "nothing": 0}
-    layers = kept(facts.kv, facts.architecture, facts.n_layer)
-    return (*(sizes[what] for what in layers), kv)
+    found = [sizes[what] for what in kept(facts.kv, facts.architecture, facts.n_layer)]
+    if facts.architecture in IDLE_BLOCK:
+        found[-1] += facts.n_mtp * kv
+    return (*found, kv)
 
 
 def _states(facts: ModelFacts, contexts: Contexts) -> int:

@@ -1,0 +1,49 @@
+"""What the pinned llama.cpp asserts for architectures with recurrent layers that draft here.
+
+From `src/models/qwen35.cpp`, `qwen35moe.cpp`, `nemotron-h.cpp`, `nemotron-h-moe.cpp`,
+`bailingmoe3.cpp`, and the layers they share (`delta-net-base.cpp`, `mamba-base.cpp`). Their MTP
+blocks are layers of attention, and `nextn` asks for the same parts in all. Shapes are the loader's
+to check.
+"""
+
+from __future__ import annotations
+
+from gguf_mtp.model_file.header import Header
+from gguf_mtp.model_file.hparams import Hparams
+from gguf_mtp.model_file.layers import kept
+
+__all__ = ["why_not_run"]
+
+
+def why_not_run(_: Header, hparams: Hparams) -> str | None:
+    """What would abort the process in a plain run, or None."""
+    if hparams.arch.endswith("moe") and not hparams.count("expert_count", 0):
+        return "it has no experts"
+    if hparams.arch == "bailingmoe3":
+        return _why_not_kda(hparams)
+    key, value = (hparams.count(f"attention.{part}_length", 0) for part in ("key", "value"))
+    if key != value:
+        return f"its heads have {key} key and {value} value dimensions, but must have as many"
+    n_head, inner = hparams.count("ssm.time_step_rank"), hparams.count("ssm.inner_size")
+    n_group, size = hparams.count("ssm.group_count"), hparams.count("ssm.state_size")
+    is_delta_net = hparams.arch.startswith("qwen")
+    splits = n_group and n_head and not (n_head % n_group or inner % n_head or inner % n_group)
+    if not splits or (is_delta_net and inner != n_head * size):
+        return (
+            f"its recurrent layers have {inner} values in {n_head} heads of a state of {size}, and "
+            f"{n_group} groups"
+        )
+    return None
+
+
+def _why_not_kda(hparams: Hparams) -> str | None:
+    if not hparams.get("kda.safe_gate", True) or hparams.get("kda.gate_lower_bound", 0.0) >= 0:
+        return "its recurrent layers have no bounded gate (kda.safe_gate, kda.gate_lower_bound < 0)"
+    cached = hparams.count("attention.key_length", 0)
+    needed = hparams.count("attention.kv_lora_rank") + hparams.count("rope.dimension_count")
+    if cached != needed:
+        return f"its cache holds keys of {cached} values, but its attention writes {needed}"
+    n_layer = hparams.count("block_count") - hparams.count("nextn_predict_layers", 0)
+    if hparams.count("kda.head_dim") == 0 and "state" in kept(hparams.kv, hparams.arch, n_layer):
+        return "its kda.head_dim is 0"
+    return None
