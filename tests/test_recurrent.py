@@ -19,14 +19,14 @@ from gguf_mtp.depth import FixedDepth
 from gguf_mtp.engine import Engine
 from gguf_mtp.errors import CannotRewind, UnsupportedModel
 from gguf_mtp.limits import EngineLimits
-from gguf_mtp.llama import ContextOptions, Model
+from gguf_mtp.llama import ContextOptions, Model, ModelOptions
 from gguf_mtp.loader import LoadOptions, load
 from gguf_mtp.model_file import metadata
 from gguf_mtp.model_file.layers import GOES_BACK
 from gguf_mtp.offload import CPU, Subject
 from gguf_mtp.params import SamplingParams
 from gguf_mtp.placement import _ask, settle
-from gguf_mtp.types import Ask, Draft, Drafter, Rows
+from gguf_mtp.types import Ask, Draft, Drafter, Floats, Rows
 from gguf_mtp.wishes import Placement
 
 pytestmark = pytest.mark.native
@@ -195,6 +195,37 @@ def test_its_own_drafters_change_nothing(
         assert answers(session.engine, PROMPTS) == expected
         assert answers(session.engine, PROMPTS[:1]) == expected[:1]
         assert session.engine.totals.drafted > 0
+
+
+def test_the_block_is_a_layer_of_attention(path: Path) -> None:
+    """It reads tokens and hidden rows, keeps rows, and can drop and copy any of them."""
+    rng = np.random.default_rng(2)
+    tokens, hidden = rng.integers(5, 290, 9).tolist(), rng.standard_normal((9, 64), np.float32)
+    with Model(str(path), ModelOptions(load_mtp=True)) as model:
+        options = ContextOptions(512, 2, 32, 32, n_threads=1, strict=True, is_mtp=True)
+
+        def rows(seq: int, start: int, end: int, shift: int = 0) -> Rows:
+            part = [t + shift for t in tokens[start:end]]
+            return Rows(seq, start + 1, part, end - start, hidden[start:end])
+
+        def logits(*batch: Rows) -> Floats:
+            outputs = context.decode(batch).outputs
+            return np.concatenate([o.logits.copy() for o in outputs])
+
+        context = model.context(options)
+        alone = np.concatenate([logits(rows(0, i, i + 1)) for i in range(9)])
+        context.rewind(0, 4)  # row 3 is the last one left
+        np.testing.assert_allclose(logits(rows(0, 3, 9)), alone[3:], atol=1e-4)
+        context.copy(0, 1, 6)
+        np.testing.assert_allclose(logits(rows(1, 5, 9)), alone[5:], atol=1e-4)
+        context.rewind(0, 6)
+        context.rewind(1, 6)
+        other = logits(rows(0, 5, 9, shift=1), rows(1, 5, 9))
+        np.testing.assert_allclose(other[4:], alone[5:], atol=1e-4)
+        assert np.abs(other[:4] - alone[5:]).max(1).min() > 0.1
+        context.rewind(0, 6)
+        hidden[5:] *= -1
+        assert np.abs(logits(rows(0, 5, 9)) - alone[5:]).max(1).min() > 0.1
 
 
 def test_a_file_says_that_it_drafts_and_at_what_price(path: Path) -> None:
