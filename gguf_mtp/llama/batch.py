@@ -12,15 +12,21 @@ from numpy.typing import NDArray
 
 from gguf_mtp.types import Rows
 
+_FEW = 8  # tokens that are sooner written one by one than as a slice
+
 
 class Batch:
-    """The arrays of a llama_batch, owned by Python and filled by slices."""
+    """The arrays of a llama_batch, owned by Python: filled by slices, and for the few tokens of a
+    round through views whose items are set without numpy."""
 
     def __init__(self, n_batch: int, n_embd: int) -> None:
         self._token = np.zeros(n_batch, np.int32)
         self._pos = np.zeros(n_batch, np.int32)
         self._seq = np.zeros(n_batch, np.int32)
         self._output = np.zeros(n_batch, np.int8)
+        self._items = tuple(
+            [memoryview(one) for one in (self._token, self._pos, self._seq, self._output)]
+        )
         self._hidden = np.zeros((n_batch, n_embd), np.float32) if n_embd else None
         self._one = np.ones(n_batch, np.int32)
         self._count = np.arange(n_batch, dtype=np.int32)
@@ -41,17 +47,30 @@ class Batch:
         i = n_outputs = 0
         for r in rows:
             j = i + len(r.tokens)
-            self._token[i:j] = r.tokens
-            self._pos[i:j] = self._count[: j - i]
-            self._pos[i:j] += r.pos
-            self._seq[i:j] = r.seq
-            self._output[i:j] = 0
-            self._output[j - r.n_outputs : j] = 1
+            if j - i <= _FEW:
+                self._set_items(i, r)
+            else:
+                self._set_slices(i, j, r)
             if self._hidden is not None:
                 self._hidden[i:j] = r.hidden
             i, n_outputs = j, n_outputs + r.n_outputs
         self.struct.n_tokens = i
         return i, n_outputs
+
+    def _set_items(self, i: int, r: Rows) -> None:
+        tokens, positions, seqs, outputs = self._items
+        first_output = r.pos + len(r.tokens) - r.n_outputs
+        for pos, token in enumerate(r.tokens, r.pos):
+            tokens[i], positions[i], seqs[i], outputs[i] = token, pos, r.seq, pos >= first_output
+            i += 1
+
+    def _set_slices(self, i: int, j: int, r: Rows) -> None:
+        self._token[i:j] = r.tokens
+        self._pos[i:j] = self._count[: j - i]
+        self._pos[i:j] += r.pos
+        self._seq[i:j] = r.seq
+        self._output[i:j] = 0
+        self._output[j - r.n_outputs : j] = 1
 
 
 def _pointer(array: NDArray[Any], ctype: Any) -> Any:

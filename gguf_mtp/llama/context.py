@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import llama_cpp as L
-import numpy as np
 
 from gguf_mtp.errors import CannotRewind, DecodeError, LoadFailed, SavedStateError
 from gguf_mtp.llama.batch import Batch
 from gguf_mtp.llama.binding import nextn
+from gguf_mtp.llama.buffer import Buffer
 from gguf_mtp.llama.log import Errors
 from gguf_mtp.llama.memory import Memory, breakdown
 from gguf_mtp.llama.states import States, passes
 from gguf_mtp.model_file.ggml_types import TENSOR_TYPES
-from gguf_mtp.types import Floats, Output, Rows, Step
+from gguf_mtp.types import Output, Rows, Step
 
 REFUSED = -1
 """llama_decode's code for a batch it does not take; ours for one it must not see."""
@@ -67,7 +67,7 @@ class Context:
 
     def __init__(self, model: Any, n_embd: int, n_vocab: int, options: ContextOptions) -> None:
         self.options = options
-        self._n_vocab, self._n_embd = n_vocab, n_embd
+        self._logits, self._hidden = Buffer(n_vocab), Buffer(n_embd)
         self._n_past = [0] * options.n_seq
         self._ctx = _new_context(model, options)
         self._states = _states(model, self._ctx, options)
@@ -88,20 +88,14 @@ class Context:
     def decode(self, rows: Sequence[Rows]) -> Step:
         """See `types.Decoder`. Raises `DecodeError` with nothing of the batch left in the cache."""
         self._check(rows)
-        groups = [rows] if self._states is None else passes(rows)
-        found: dict[int, Output] = {}
-        seconds = 0.0
-        for i, group in enumerate(groups):
-            outputs, spent = self._pass(group, rows, is_first=i == 0)
-            if i + 1 < len(groups):  # the next pass writes where these lie
-                outputs = [_copied(output) for output in outputs]
-            found |= {r.seq: output for r, output in zip(group, outputs, strict=True)}
-            seconds += spent
+        if self._states is None:
+            step = self._pass(rows, rows, is_first=True)
+        else:
+            step = self._passes(rows)
+            self._states.decoded(rows)
         for r in rows:
             self._n_past[r.seq] = r.pos + len(r.tokens)
-        if self._states is not None:
-            self._states.decoded(rows)
-        return Step([found[r.seq] for r in rows], seconds)
+        return step
 
     def rewind(self, seq: int, n_past: int) -> None:
         n_rows = self._n_past[seq] - n_past
@@ -160,10 +154,21 @@ class Context:
             L.llama_free(self._ctx)
             self._ctx = None
 
-    def _pass(
-        self, group: Sequence[Rows], batch: Sequence[Rows], is_first: bool
-    ) -> tuple[list[Output], float]:
-        """One llama_decode, and its seconds. When it fails, all of `batch` leaves the cache."""
+    def _passes(self, rows: Sequence[Rows]) -> Step:
+        """As many as keep every draft's states."""
+        groups = passes(rows)
+        found: dict[int, Output] = {}
+        seconds = 0.0
+        for i, group in enumerate(groups):
+            outputs, spent = self._pass(group, rows, is_first=i == 0)
+            if i + 1 < len(groups):  # the next pass writes where these lie
+                outputs = [_copied(output) for output in outputs]
+            found |= {r.seq: output for r, output in zip(group, outputs, strict=True)}
+            seconds += spent
+        return Step([found[r.seq] for r in rows], seconds)
+
+    def _pass(self, group: Sequence[Rows], batch: Sequence[Rows], is_first: bool) -> Step:
+        """One llama_decode. When it fails, all of `batch` leaves the cache."""
         n_rows, n_outputs = self._batch.fill(group)
         start = time.perf_counter()
         code = L.llama_decode(self._ctx, self._batch.struct)
@@ -174,7 +179,7 @@ class Context:
             is_untouched = is_first and code in (NO_CELLS, REFUSED)
             self._take_back(batch, is_untouched)
             raise DecodeError(code, f"decoding {n_rows} rows of {len(group)} sequences failed")
-        return self._outputs(group, n_rows, n_outputs), seconds
+        return Step(self._outputs(group, n_rows, n_outputs), seconds)
 
     def _take_back(self, rows: Sequence[Rows], is_untouched: bool) -> None:
         """Some codes leave the rows of finished sub-batches behind; states that were written over
@@ -187,27 +192,30 @@ class Context:
 
     def _check(self, rows: Sequence[Rows]) -> None:
         """What llama.cpp would answer with an abort, or store wrongly, is refused here."""
-        n_rows = sum(len(r.tokens) for r in rows)
-        n_outputs = sum(r.n_outputs for r in rows)
-        _refuse_unless(0 < n_rows <= self.options.n_batch, f"{n_rows} rows in a batch")
-        _refuse_unless(n_outputs <= self.options.n_outputs, f"{n_outputs} rows with logits")
-        _refuse_unless(len({r.seq for r in rows}) == len(rows), "a sequence came twice")
+        if len({r.seq for r in rows}) < len(rows):
+            raise _refusal("a sequence came twice")
+        n_rows = n_outputs = 0
         for r in rows:
-            _refuse_unless(0 <= r.seq < self.options.n_seq, f"sequence {r.seq}")
+            if not 0 <= r.seq < self.options.n_seq:
+                raise _refusal(f"sequence {r.seq}")
             past = self._n_past[r.seq]
             # An MTP sequence begins at position 1: its row p + 1 takes the target's hidden row p.
-            begins = past == 0 and r.pos == 1 and self.options.is_mtp
-            _refuse_unless(
-                r.pos == past or begins,
-                f"sequence {r.seq} ends at {past}, its rows begin at {r.pos}",
-            )
-            _refuse_unless((r.hidden is not None) == self.options.is_mtp, "hidden rows")
+            if r.pos != past and not (past == 0 and r.pos == 1 and self.options.is_mtp):
+                raise _refusal(f"sequence {r.seq} ends at {past}, its rows begin at {r.pos}")
+            if (r.hidden is not None) != self.options.is_mtp:
+                raise _refusal("hidden rows")
+            n_rows += len(r.tokens)
+            n_outputs += r.n_outputs
+        if not 0 < n_rows <= self.options.n_batch:
+            raise _refusal(f"{n_rows} rows in a batch")
+        if n_outputs > self.options.n_outputs:
+            raise _refusal(f"{n_outputs} rows with logits")
 
     def _outputs(self, rows: Sequence[Rows], n_rows: int, n_outputs: int) -> list[Output]:
-        logits = _view(L.llama_get_logits(self._ctx), n_outputs, self._n_vocab)
+        logits = self._logits.rows(L.llama_get_logits(self._ctx), n_outputs)
         hidden = None
         if self._get_hidden is not None:
-            hidden = _view(self._get_hidden(self._ctx), n_rows, self._n_embd)
+            hidden = self._hidden.rows(self._get_hidden(self._ctx), n_rows)
         outputs, row, out = [], 0, 0
         for r in rows:
             n = len(r.tokens)
@@ -217,9 +225,8 @@ class Context:
         return outputs
 
 
-def _refuse_unless(sound: bool, what: str) -> None:
-    if not sound:
-        raise DecodeError(REFUSED, f"a batch that llama.cpp must not see: {what}")
+def _refusal(what: str) -> DecodeError:
+    return DecodeError(REFUSED, f"a batch that llama.cpp must not see: {what}")
 
 
 def _states(model: Any, ctx: Any, options: ContextOptions) -> States | None:
@@ -261,14 +268,3 @@ def _new_context(model: Any, options: ContextOptions) -> Any:
     if not ctx:
         raise LoadFailed(f"no context of {options.n_ctx} cells: {errors.reason()}")
     return ctx
-
-
-def _view(pointer: Any, n_rows: int, n_columns: int) -> Floats:
-    """float32 [n_rows, n_columns] over llama.cpp's memory, valid until the next decode."""
-    if n_rows == 0:
-        return np.empty((0, n_columns), np.float32)
-    address = ctypes.cast(pointer, ctypes.c_void_p).value
-    if not address:
-        raise DecodeError(0, f"llama.cpp returned no buffer for {n_rows} output rows")
-    block = (ctypes.c_float * (n_rows * n_columns)).from_address(address)
-    return np.frombuffer(memoryview(block), np.float32).reshape(n_rows, n_columns)
