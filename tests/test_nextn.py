@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from gguf_files import Model, bent
+from recurrent_models import ARCHITECTURES
 
 from gguf_mtp.loader import LoadOptions, load
-from gguf_mtp.model_file import metadata
+from gguf_mtp.model_file import metadata, recurrent
+from gguf_mtp.model_file.header import Header
+from gguf_mtp.model_file.hparams import Hparams
+from gguf_mtp.model_file.layers import GOES_BACK
 from gguf_mtp.params import SamplingParams
 
 N_EMBD, N_HEAD, D_HEAD, N_EXPERT, N_FF = 32, 2, 16, 4, 20
@@ -117,7 +122,8 @@ def test_a_block_that_would_abort_does_not_draft(
 @pytest.mark.parametrize(
     ("arch", "why"),
     [
-        ("qwen3next", "partly recurrent"),
+        ("qwen3next", "partly recurrent, and such a cache cannot drop"),
+        ("deepseek4", "partly recurrent, and going back in them has not been tested"),
         ("step35", "slides over a window"),
         ("llama", "no MTP graph"),
     ],
@@ -130,3 +136,36 @@ def test_others_are_told_why(tmp_path: Path, arch: str, why: str) -> None:
     assert not facts.can_draft
     assert f"MTP block of a {arch} model is not supported" in facts.reason
     assert why in facts.reason
+
+
+@pytest.mark.parametrize("arch", GOES_BACK)
+def test_a_sound_recurrent_header_is_taken(arch: str) -> None:
+    assert bad(arch, {}) is None
+
+
+@pytest.mark.parametrize(
+    ("arch", "changes", "why"),
+    [
+        ("qwen35", {"attention.key_length": 16}, "16 key and 32 value dimensions"),
+        ("qwen35", {"ssm.group_count": 3}, "64 values in 4 heads of a state of 16, and 3 groups"),
+        ("qwen35", {"ssm.inner_size": 128}, "128 values in 4 heads"),
+        ("qwen35", {"ssm.group_count": 0}, "and 0 groups"),
+        ("qwen35moe", {"expert_count": 0}, "it has no experts"),
+        ("nemotron_h_moe", {"ssm.inner_size": 66}, "66 values in 4 heads"),
+        ("bailingmoe3", {"kda.gate_lower_bound": 0.0}, "no bounded gate"),
+        ("bailingmoe3", {"kda.safe_gate": False}, "no bounded gate"),
+        ("bailingmoe3", {"attention.key_length": 64}, "keys of 64 values, .* writes 32"),
+        ("bailingmoe3", {"kda.head_dim": 0}, "kda.head_dim is 0"),
+    ],
+)
+def test_what_would_abort_is_refused(arch: str, changes: dict[str, object], why: str) -> None:
+    """From GGML_ASSERTs in the loaders and graphs."""
+    found = bad(arch, changes)
+    assert found is not None
+    assert re.search(why, found)
+
+
+def bad(arch: str, changes: dict[str, object]) -> str | None:
+    hyper = {**ARCHITECTURES[arch][0], **changes}
+    kv = {f"{arch}.{key}": value for key, value in hyper.items()}
+    return recurrent.why_not_run(Header(kv=kv, tensors=()), Hparams(kv, arch, "m.gguf"))

@@ -33,6 +33,12 @@ _RECURRENT = frozenset(
 )  # fmt: skip
 
 
+_NOT_TESTED = (
+    "deepseek4", "glm5-next", "kimi-k3", "lfm2", "lfm2moe", "nemotron_h", "qwen4exp",
+)  # fmt: skip
+"""Others of which llama.cpp keeps states."""
+
+
 def is_recurrent(architecture: str) -> bool:
     """Whether some layers keep a state, or all do."""
     return architecture in _RECURRENT
@@ -42,6 +48,8 @@ def why_no_draft(architecture: str) -> str | None:
     """Why nothing can be drafted for such a model, by whatever drafter; None if it can."""
     if not is_recurrent(architecture) or architecture in GOES_BACK:
         return None
+    if architecture in _NOT_TESTED:
+        return "its layers are partly recurrent, and going back in them has not been tested"
     return "its layers are partly recurrent, and such a cache cannot drop rejected rows"
 
 
