@@ -7,6 +7,15 @@ from typing import Any
 
 import llama_cpp as L
 
+from gguf_mtp.errors import RequestError
+from gguf_mtp.llama.stack import deepest, with_stack
+
+FLAT, DEEPEST = 2_000, 250_000
+"""Characters of a text that any stack holds; of a run that the tokenizer is let go through."""
+STACK, STACK_OF_ONE = 1 << 20, 1 << 11
+"""Bytes; those of one character were between 200 and 400 with the expressions of all vocabularies
+that come with llama.cpp."""
+
 
 class Vocab:
     """Tokens to text and back. Lives as long as its model."""
@@ -26,7 +35,22 @@ class Vocab:
 
     def tokenize(self, text: str, add_special: bool, parse_special: bool = True) -> list[int]:
         """Token ids of `text`. `add_special` puts BOS in front when the model wants one;
-        `parse_special` reads `<｜User｜>` and the like as the tokens they name."""
+        `parse_special` reads `<｜User｜>` and the like as the tokens they name.
+
+        Raises `RequestError` for a text that llama.cpp would end the process over.
+        """
+        if len(text) <= FLAT:
+            return self._tokenize(text, add_special, parse_special)
+        depth = len(text) if len(text) <= DEEPEST else deepest(text)
+        if depth > DEEPEST:
+            raise RequestError(
+                f"the text has {depth} characters of one kind in a row, such as letters without "
+                f"a sign; the tokenizer takes {DEEPEST}"
+            )
+        n_bytes = STACK + depth * STACK_OF_ONE
+        return with_stack(n_bytes, lambda: self._tokenize(text, add_special, parse_special))
+
+    def _tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
         raw = text.encode("utf-8", errors="replace")
         room = len(raw) + 2
         while True:
