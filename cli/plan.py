@@ -78,7 +78,9 @@ class RunArgs:
     draft_model: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="The file that the MTP block lies in.", show_default=False
+            metavar="FILE",
+            help="The file that the MTP block lies in, or a smaller model to draft with.",
+            show_default=False,
         ),
     ] = None
 
@@ -104,12 +106,17 @@ def plan(
 ) -> None:
     """Plan where a model would lie, and predict how fast it runs; loads nothing."""
     from ..offload import fit
-    from ..offload.report import document
+    from ..offload.report import account, document
 
-    subject = _subject(_facts(model, config, type_), run_args)
+    subject, draft = _subjects(_facts(model, config, type_), run_args)
     machine = _machine(machine_args)
+    beside = fit(draft, machine) if draft else None
+    if beside:
+        machine = machine.beside(beside)
     made = fit(subject, machine)
     found = document(made, subject, machine)
+    if beside:
+        found["draft_model"] = account(beside)
     if json:
         print(json_module.dumps(found, ensure_ascii=False))
     else:
@@ -131,19 +138,36 @@ def _facts(model: Path | None, config: Path | None, type_: str) -> ModelFacts:
     return announced(config, type_)
 
 
-def _subject(facts: ModelFacts, args: RunArgs) -> Subject:
+def _subjects(facts: ModelFacts, args: RunArgs) -> tuple[Subject, Subject | None]:
+    """What is placed: the model, and the draft model where one is named."""
     from .. import sizing
-    from ..model_file import sidefile
+    from ..beside import subject_of
     from ..offload import Subject
 
     wanted = args.draft and args.draft_max > 0
-    side = sidefile.read(args.draft_model) if wanted and args.draft_model else None
-    drafts = wanted and (side is not None or facts.can_draft)
+    side, model = (None, None)
+    if wanted and args.draft_model:
+        side, model = _drafting(facts, args.draft_model)
+    drafts = wanted and model is None and (side is not None or facts.can_draft)
     n_ctx = args.ctx or min(facts.context_length, sizing.N_CTX)
     n_draft = args.draft_max if wanted else 0
     contexts = sizing.contexts(n_ctx, args.parallel, n_draft, drafts, args.batch)
     contexts = replace(contexts, cache_k=args.cache_type, cache_v=args.cache_type)
-    return Subject(facts, sizing.with_states(contexts, facts, n_draft), side)
+    subject = Subject(facts, sizing.with_states(contexts, facts, n_draft), side)
+    return subject, subject_of(model, contexts) if model else None
+
+
+def _drafting(facts: ModelFacts, file: Path) -> tuple[ModelFacts | None, ModelFacts | None]:
+    """The file as an MTP block, or as a draft model; of a model that is only announced there are no
+    weights to compare it with."""
+    from ..lineup import read_draft
+    from ..model_file import metadata, sidefile
+
+    if Path(facts.path).is_file():
+        return read_draft(facts, file)
+    if metadata.is_side_file(metadata.read_any(file)):
+        return sidefile.read(file), None
+    return None, metadata.read(file)
 
 
 def _machine(args: MachineArgs) -> Machine:
@@ -200,6 +224,10 @@ def _summary(made: OffloadPlan, found: dict[str, Any]) -> list[str]:
     if context["most_cells_with_mtp"] is not None:
         most = f"{context['most_cells_with_mtp']:,} with MTP, {most}"
     held = "whose cache the devices hold" if len(found["devices"]) > 1 else "that memory holds"
+    draft = found.get("draft_model")
+    if draft:
+        lies = ", ".join(f"{gib(d['used'])} {d['name']}" for d in draft["devices"] if d["used"])
+        out += ["", f"draft       {draft['model']}: {lies}, not counted as free above"]
     out += ["", f"context     {context['cells']:,} tokens; the most {held}: {most}"]
     if len(found["devices"]) > 1 and not context["op_offload"]:
         out.append(

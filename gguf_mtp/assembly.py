@@ -1,7 +1,7 @@
 """A model with its contexts and drafters, put together as planned.
 
 The table of drafters is here: a new one is a name in `drafters.names` and a line in `DRAFTERS`.
-Knows how large a draft model's context must be; decides nothing during generation.
+Decides nothing during generation.
 """
 
 from __future__ import annotations
@@ -11,27 +11,26 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from gguf_mtp import sizing
 from gguf_mtp.drafters.model import ModelDrafter
 from gguf_mtp.drafters.mtp import MtpDrafter
 from gguf_mtp.drafters.ngram import NgramDrafter
 from gguf_mtp.errors import LoadFailed
 from gguf_mtp.lineup import Lineup
 from gguf_mtp.llama import Context, ContextOptions, Model, connect
-from gguf_mtp.offload import Subject
-from gguf_mtp.placement import Settled, block_options, settle, target_options
+from gguf_mtp.placement import Settled, block_options, target_options
 from gguf_mtp.types import Drafter
-from gguf_mtp.wishes import Placement
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What is to be put together: a placement, who drafts, and how it runs."""
+    """What is to be put together: a placement, who drafts, and how it runs. `beside`: the placement
+    of a draft model."""
 
     settled: Settled
     lineup: Lineup
     n_threads: int
     strict: bool
+    beside: Settled | None = None
 
     def context(self, options: ContextOptions) -> ContextOptions:
         return replace(options, strict=self.strict)
@@ -49,7 +48,7 @@ class Assembled(NamedTuple):
 def assemble(frame: Frame, stack: ExitStack) -> Assembled:
     """Loads every model and makes every context; `stack` frees them.
 
-    Raises `LoadFailed`, and as `placement.settle` for a draft model.
+    Raises `LoadFailed`.
     """
     settled, lineup = frame.settled, frame.lineup
     for endpoint in settled.wishes.rpc:
@@ -86,26 +85,11 @@ def _mtp(frame: Frame, block: Model | None, _stack: ExitStack) -> Drafter:
 
 
 def _model(frame: Frame, _block: Model | None, stack: ExitStack) -> Drafter:
-    """The draft model is planned when the target is loaded: into what that has left."""
-    facts, contexts = frame.lineup.model, frame.settled.plan.contexts
-    assert facts is not None
-    n_ctx = contexts.n_cells // contexts.n_seq
-    sizes = sizing.contexts(n_ctx, contexts.n_seq)
-    settled = settle(Subject(facts, sizes), _wishes_for_draft(frame.settled.wishes))
-    model = stack.enter_context(Model(facts.path, settled.options(load_mtp=False)))
-    wanted = target_options(settled.plan.contexts, frame.n_threads, hidden=False)
-    return ModelDrafter(model.context(frame.context(wanted)), settled.plan.contexts.n_batch)
-
-
-def _wishes_for_draft(wishes: Placement) -> Placement:
-    """What is said of single layers and tensors is said of the target; "-ngl 0" is said of all.
-    Other machines are left to the target: a draft's steps are too short for a network."""
-    n = wishes.draft_ngl
-    if n is None and wishes.n_gpu_layers == 0:
-        n = 0
-    return replace(
-        wishes, n_gpu_layers=n, draft_ngl=None, split=(), overrides=(), cpu_moe=0, rpc=()
-    )
+    assert frame.beside is not None
+    facts, plan = frame.beside.subject.facts, frame.beside.plan
+    model = stack.enter_context(Model(facts.path, frame.beside.options(load_mtp=False)))
+    wanted = target_options(plan.contexts, frame.n_threads, hidden=False)
+    return ModelDrafter(model.context(frame.context(wanted)), plan.contexts.n_batch)
 
 
 DRAFTERS: Mapping[str, Callable[[Frame, Model | None, ExitStack], Drafter]] = {

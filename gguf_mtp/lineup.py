@@ -61,7 +61,7 @@ def line_up(facts: ModelFacts, wishes: Wishes) -> Lineup:
     if wishes.file is not None:
         if names is not None and not {"mtp", "model"} & set(names):
             raise RequestError(f"draft is {wishes.draft!r}, which does not use {wishes.file}")
-        side, model = _read(facts, wishes.file, names)
+        side, model = read_draft(facts, wishes.file, names)
     else:
         side, model = None, None
     if names is None:
@@ -116,8 +116,8 @@ def _beside(facts: ModelFacts) -> ModelFacts | None:
     return found
 
 
-def _read(
-    facts: ModelFacts, path: Path, names: tuple[str, ...] | None
+def read_draft(
+    facts: ModelFacts, path: Path, names: tuple[str, ...] | None = None
 ) -> tuple[ModelFacts | None, ModelFacts | None]:
     """A file to draft with is one of two things, by its header: (an MTP block of this model, alone
     or in a whole file; a model of its own)."""

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from gguf_mtp import remembered, sizing
 from gguf_mtp.assembly import Frame, assemble
+from gguf_mtp.beside import settle_beside
 from gguf_mtp.decision import Depth
 from gguf_mtp.depth import AutoDepth, DepthOptions, depth_for
 from gguf_mtp.drafters.names import wished
@@ -98,9 +99,11 @@ def load(path: str | Path, options: LoadOptions | None = None) -> Session:
     n_ctx = options.n_ctx or min(facts.context_length, N_CTX)
     subject = _subject(facts, lineup, options, n_ctx)
     with ExitStack() as stack:
-        settled = settle(subject, _wishes(options))
+        wishes = _wishes(options)
+        beside = settle_beside(lineup.model, subject.contexts, wishes)
+        settled = settle(subject, wishes, beside.plan if beside else None)
         n_threads = 1 if options.strict else options.n_threads or physical_cores()
-        frame = Frame(settled, lineup, n_threads, options.strict)
+        frame = Frame(settled, lineup, n_threads, options.strict, beside)
         model, block, target, drafters = assemble(frame, stack)
         limits = EngineLimits(
             n_ctx=n_ctx,
@@ -113,6 +116,8 @@ def load(path: str | Path, options: LoadOptions | None = None) -> Session:
         depth = _depth(options, frame, limits.fingerprint, stack)
         engine = Engine(target, drafters, depth, limits)
         lying = find_out(settled, model, block)
+        if beside is not None:
+            lying = lying._replace(beside=beside.plan)
         return Session(engine, model.vocab, facts, stack.pop_all(), lineup.side, lying)
 
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
-from gguf_mtp import memory
-from gguf_mtp.errors import LoadFailed, RequestError
+from gguf_mtp import memory, sizing
+from gguf_mtp.errors import LoadFailed
 from gguf_mtp.llama import ContextOptions, Model, ModelOptions
 from gguf_mtp.offload import (
     CPU,
@@ -78,11 +78,12 @@ class Settled:
 
 class Lying(NamedTuple):
     """Where everything really went: `found[file, name]` is the device that llama.cpp says a tensor
-    lies on; empty where it cannot be asked."""
+    lies on; empty where it cannot be asked. `beside`: the draft model's plan, if there is one."""
 
     plan: OffloadPlan
     is_checked: bool
     found: Mapping[tuple[str, str], str]
+    beside: OffloadPlan | None = None
 
     @property
     def strays(self) -> dict[str, str]:
@@ -91,8 +92,10 @@ class Lying(NamedTuple):
         return {key[1]: d for key, d in self.found.items() if planned.get(key, d) != d}
 
     def lines(self) -> list[str]:
-        """For people: one line, and one more for what went otherwise than planned."""
+        """For people: one line, one for a draft model, and one more for what went otherwise than
+        planned."""
         out, strays = [report.line(self.plan)], self.strays
+        out += [f"draft model: {report.line(self.beside)}"] if self.beside else []
         if strays:
             name, device = next(iter(strays.items()))
             more = f" and {len(strays) - 1} more" if len(strays) > 1 else ""
@@ -114,14 +117,17 @@ def find_out(settled: Settled, model: Model, block: Model | None) -> Lying:
     return lying
 
 
-def settle(subject: Subject, wishes: Placement) -> Settled:
+def settle(subject: Subject, wishes: Placement, beside: OffloadPlan | None = None) -> Settled:
     """The plan for a model as the user wishes, checked against llama.cpp where a device is used.
+    `beside`: what another model will take.
 
     Raises `RequestError` for wishes that the model or the machine contradicts, `LoadFailed` for a
     worker that cannot be reached, a plan over a device's budget, and more than memory holds.
     """
-    subject = replace(subject, contexts=_contexts(subject, wishes))
+    subject = replace(subject, contexts=sizing.as_wished(subject, wishes))
     machine = Machine(chosen(wishes), Host(memory.available()))
+    if beside is not None:
+        machine = machine.beside(beside)
     too_long = context_refusal(subject, machine)
     if too_long:
         raise LoadFailed(too_long)
@@ -274,24 +280,4 @@ def block_options(plan: OffloadPlan, n_threads: int) -> ContextOptions:
         kv_offload=contexts.kv_offload and plan.layers[-1] != CPU,
         op_offload=False,
         n_rewind=0,
-    )
-
-
-def _contexts(subject: Subject, wishes: Placement) -> Contexts:
-    contexts, facts = subject.contexts, subject.facts
-    is_mla = f"{facts.architecture}.attention.key_length_mla" in facts.kv
-    if is_mla and wishes.cache_k != wishes.cache_v:
-        raise RequestError(
-            f"{facts.architecture} keeps keys and values in one cache, so --cache-type-k "
-            f"{wishes.cache_k} and --cache-type-v {wishes.cache_v} must be equal"
-        )
-    return replace(
-        contexts,
-        cache_k=wishes.cache_k,
-        cache_v=wishes.cache_v,
-        attention=wishes.flash,
-        flash=wishes.flash != "off",
-        kv_offload=wishes.kv_offload,
-        op_offload=wishes.op_offload != "off",
-        insists=wishes.op_offload == "on",
     )

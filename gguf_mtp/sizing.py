@@ -8,11 +8,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gguf_mtp.drafters.mtp import FLUSH
+from gguf_mtp.errors import RequestError
 from gguf_mtp.model_file import layers
 from gguf_mtp.offload.buffers import Contexts
+from gguf_mtp.offload.parts import Subject
 from gguf_mtp.types import ModelFacts
+from gguf_mtp.wishes import Placement
 
-__all__ = ["N_BATCH", "N_CTX", "contexts", "with_states"]
+__all__ = ["N_BATCH", "N_CTX", "as_wished", "contexts", "with_states"]
 
 N_CTX = 8192
 """Context when the user names none, or the model's own where that is smaller."""
@@ -44,3 +47,25 @@ def with_states(contexts: Contexts, facts: ModelFacts, n_draft: int) -> Contexts
         return contexts
     # llama.cpp wants room for a row more than it keeps states.
     return replace(contexts, n_rewind=n_draft, n_batch=max(contexts.n_batch, n_draft + 2))
+
+
+def as_wished(subject: Subject, wishes: Placement) -> Contexts:
+    """The subject's contexts with the types and switches that the user names. Raises
+    `RequestError` for types that the model's cache cannot have."""
+    contexts, facts = subject.contexts, subject.facts
+    is_mla = f"{facts.architecture}.attention.key_length_mla" in facts.kv
+    if is_mla and wishes.cache_k != wishes.cache_v:
+        raise RequestError(
+            f"{facts.architecture} keeps keys and values in one cache, so --cache-type-k "
+            f"{wishes.cache_k} and --cache-type-v {wishes.cache_v} must be equal"
+        )
+    return replace(
+        contexts,
+        cache_k=wishes.cache_k,
+        cache_v=wishes.cache_v,
+        attention=wishes.flash,
+        flash=wishes.flash != "off",
+        kv_offload=wishes.kv_offload,
+        op_offload=wishes.op_offload != "off",
+        insists=wishes.op_offload == "on",
+    )

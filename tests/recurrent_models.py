@@ -193,6 +193,7 @@ def write(path: Path, arch: str) -> Path:
     writer.add_token_list(Tiny().tokens)
     writer.add_token_types([1] * N_VOCAB)
     writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(256)
     writer.add_eos_token_id(257)
     shapes: Shapes = {"token_embd.weight": (N_VOCAB, D), "output.weight": (N_VOCAB, D)}
     shapes["output_norm.weight"] = (D,)

@@ -7,7 +7,7 @@ to the load. It decides nothing itself.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from gguf_mtp.model_file.traffic import is_routed
@@ -35,6 +35,13 @@ class Machine:
     devices: tuple[Device, ...] = ()
     host: Host = field(default_factory=Host)
     reserve: Mapping[str, int] = field(default_factory=dict)
+
+    def beside(self, plan: OffloadPlan) -> Machine:
+        """What of it another model leaves that lies as planned."""
+        devices = tuple(replace(d, free=d.free - plan.used(d.name)) for d in self.devices)
+        available = self.host.available
+        left = None if available is None else max(available - plan.used(CPU), 0)
+        return replace(self, devices=devices, host=replace(self.host, available=left))
 
 
 @dataclass(frozen=True, slots=True)

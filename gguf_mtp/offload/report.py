@@ -12,7 +12,7 @@ from gguf_mtp.offload.parts import Subject
 from gguf_mtp.offload.plan import Machine, OffloadPlan, Placed
 from gguf_mtp.offload.predict import ACCEPTANCE, predict
 
-__all__ = ["HEADINGS", "document", "line", "rows"]
+__all__ = ["HEADINGS", "account", "document", "line", "rows"]
 
 HEADINGS = ("layer", "attention, shared, dense", "routed experts", "KV cache")
 
@@ -49,6 +49,23 @@ def document(plan: OffloadPlan, subject: Subject, machine: Machine) -> dict[str,
             "bandwidth": {d.name: d.bandwidth for d in plan.devices} | {CPU: plan.host.bandwidth},
         },
         "advice": [memory_advice(plan), more_memory(plan, subject, machine)],
+    }
+
+
+def account(plan: OffloadPlan) -> dict[str, Any]:
+    """Of a draft model: `model`, and `devices` with bytes of weights, cache and buffers on each."""
+    return {
+        "model": plan.tensors[0].file,
+        "devices": [
+            {
+                "name": name,
+                "used": plan.used(name),
+                "weights": plan.weights(name),
+                "cache_bytes": plan.cache(name),
+                "buffer_bytes": plan.compute.get(name, 0),
+            }
+            for name in _places(plan)
+        ],
     }
 
 
