@@ -50,7 +50,7 @@ class Chain:
     def law(self, logits: Floats, after: Sequence[int] = ()) -> Distribution:
         """The distribution of the token behind `after`. `logits`: float32 [n_vocab]."""
         if self._is_argmax:
-            return Distribution(logits.argmax(keepdims=True), CERTAIN)
+            return Distribution(logits.argmax(0, keepdims=True), CERTAIN)
         row, seen = self._row(logits, after)
         return self._filters.law(row, seen)
 

@@ -1,0 +1,127 @@
+"""Servers side by side: tokens per second of whole requests as one client sees them.
+
+    python -m gguf_mtp.bench.peer NAME=URL NAME=URL... [--workloads definitions,facts,code]
+
+The servers run already, on the same model; each URL ends in /v1, and llama-server's will do. They
+take turns question by question at temperature 0; ratios are to the first one, taken within a round,
+then their median. A request's time is all of it, its prompt included. What is not told: whether a
+server was built as well as the others; build them with the same flags.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+_PROMPTS = Path(__file__).parent / "prompts" / "held_out_by_kind.json"
+TIMEOUT_S = 300.0
+
+
+class Answer(NamedTuple):
+    """One whole answer: its text, its tokens, and the seconds until the client had it."""
+
+    text: str
+    n_tokens: int
+    seconds: float
+
+
+class Row(NamedTuple):
+    """One server on one workload. `x_first`: median ratio of tokens per second to the first one's;
+    `n_same` of `n_answers` texts are the first one's."""
+
+    workload: str
+    server: str
+    tokens_per_s: float
+    x_first: float
+    n_same: int
+    n_answers: int
+
+
+def ask(url: str, question: str, n_tokens: int) -> Answer:
+    """Raises `RuntimeError` for anything but an answer."""
+    parts = urlsplit(url)
+    body = {
+        "messages": [{"role": "user", "content": question}],
+        "temperature": 0,
+        "max_tokens": n_tokens,
+    }
+    start = time.perf_counter()
+    with closing(HTTPConnection(parts.hostname or "", parts.port, timeout=TIMEOUT_S)) as connection:
+        headers = {"Content-Type": "application/json"}
+        connection.request("POST", f"{parts.path}/chat/completions", json.dumps(body), headers)
+        response = connection.getresponse()
+        said = response.read()
+    seconds = time.perf_counter() - start
+    if response.status != 200:
+        raise RuntimeError(f"{url} answered {response.status}: {said[:200]!r}")
+    whole: dict[str, Any] = json.loads(said)
+    message = whole["choices"][0]["message"]["content"] or ""
+    return Answer(message, whole["usage"]["completion_tokens"], seconds)
+
+
+def compare(
+    servers: Mapping[str, str], questions: Sequence[str], n_rounds: int, n_tokens: int
+) -> dict[str, list[list[Answer]]]:
+    """By server and round (the first one, which warms up, left out), the answers."""
+    found: dict[str, list[list[Answer]]] = {name: [] for name in servers}
+    per_round = max(len(questions) // (n_rounds + 1), 1)
+    for index in range(n_rounds + 1):
+        some = [questions[(index * per_round + i) % len(questions)] for i in range(per_round)]
+        for name in servers:
+            found[name].append([])
+        for question in some:
+            for name, url in servers.items():
+                found[name][-1].append(ask(url, question, n_tokens))
+    return {name: rounds[1:] for name, rounds in found.items()}
+
+
+def rows(workload: str, found: Mapping[str, list[list[Answer]]]) -> list[Row]:
+    rates = {
+        name: [sum(a.n_tokens for a in r) / sum(a.seconds for a in r) for r in rounds]
+        for name, rounds in found.items()
+    }
+    first = next(iter(found))
+    texts = {name: [a.text for r in rounds for a in r] for name, rounds in found.items()}
+    return [
+        Row(
+            workload,
+            name,
+            statistics.median(rates[name]),
+            statistics.median(a / b for a, b in zip(rates[name], rates[first], strict=True)),
+            sum(a == b for a, b in zip(texts[name], texts[first], strict=True)),
+            len(texts[name]),
+        )
+        for name in found
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, prog="python -m gguf_mtp.bench.peer")
+    parser.add_argument("servers", nargs="+", metavar="NAME=URL")
+    parser.add_argument("--workloads", default="definitions,facts,code")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--max-tokens", type=int, default=64)
+    args = parser.parse_args()
+    kinds: dict[str, list[str]] = json.loads(_PROMPTS.read_text(encoding="utf-8"))
+    servers = dict(one.split("=", 1) for one in args.servers)
+    print(f"{'workload':<12} {'server':<24} {'tokens/s':>9} {'x first':>8} {'same text':>10}")
+    for workload in args.workloads.split(","):
+        found = compare(servers, kinds[workload], args.rounds, args.max_tokens)
+        for row in rows(workload, found):
+            print(
+                f"{row.workload:<12} {row.server:<24} {row.tokens_per_s:>9.1f} "
+                f"{row.x_first:>8.3f} {row.n_same:>6}/{row.n_answers}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
