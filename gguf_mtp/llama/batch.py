@@ -24,9 +24,7 @@ class Batch:
         self._pos = np.zeros(n_batch, np.int32)
         self._seq = np.zeros(n_batch, np.int32)
         self._output = np.zeros(n_batch, np.int8)
-        self._items = tuple(
-            [memoryview(one) for one in (self._token, self._pos, self._seq, self._output)]
-        )
+        self._items = self._token.data, self._pos.data, self._seq.data, self._output.data
         self._hidden = np.zeros((n_batch, n_embd), np.float32) if n_embd else None
         self._one = np.ones(n_batch, np.int32)
         self._count = np.arange(n_batch, dtype=np.int32)
