@@ -75,10 +75,10 @@ class Stats:
         self.target_s += count.target_s
         self.draft_s += count.draft_s
         self.drafted += count.n_drafted
-        _add(self.judged_per_position, [1] * count.n_judged)
-        _add(self.accepted_per_position, [1] * count.n_accepted)
         _add(self.rounds_per_depth, [0] * count.n_drafted + [1])
         if count.n_drafted:
+            _add(self.judged_per_position, [1] * count.n_judged)
+            _add(self.accepted_per_position, [1] * count.n_accepted)
             drafted = [1, count.n_drafted, count.n_accepted]
             _add(self.by_drafter.setdefault(count.source, []), drafted)
 
