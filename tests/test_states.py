@@ -166,6 +166,20 @@ def test_a_batch_without_room_changes_nothing(model: Model) -> None:
     context.close()
 
 
+@pytest.mark.native
+def test_no_room_behind_a_finished_pass_costs_the_sequences(model: Model) -> None:
+    """Drafts of several lengths take several passes; the first has written states over."""
+    context = model.context(ContextOptions(256, 3, 210, 8, n_threads=1, strict=True, n_rewind=N))
+    context.decode([Rows(0, 0, [5] * 200), Rows(1, 0, [6] * 10)])
+    context.decode([Rows(1, 10, [6] * 30), Rows(2, 0, [7] * 10)])
+    with pytest.raises(DecodeError) as raised:
+        context.decode([Rows(0, 200, [5] * 4, 4), Rows(1, 40, [6], 1), Rows(2, 10, [7] * 3, 3)])
+    assert raised.value.code == 1
+    assert [context.n_past(seq) for seq in range(3)] == [0, 0, 0]
+    context.decode([Rows(0, 0, [5] * 200), Rows(1, 0, [6] * 10)])
+    context.close()
+
+
 class Storm:
     """Sequences that go on by drafts of which some rows are wrong, at random; each has a text."""
 
