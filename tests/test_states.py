@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import recurrent_models
 
-from gguf_mtp.errors import CannotRewind, DecodeError
+from gguf_mtp.errors import CannotRewind, DecodeError, LoadFailed
 from gguf_mtp.llama import Context, ContextOptions, Model
 from gguf_mtp.llama.states import States, passes
 from gguf_mtp.model_file.layers import GOES_BACK
@@ -163,6 +163,18 @@ def test_a_batch_without_room_changes_nothing(model: Model) -> None:
     context.decode([Rows(0, 0, [5] * 120, 1)])
     expected = context.decode([Rows(0, 120, [6, 7, 9], 1)]).outputs[0].logits
     np.testing.assert_allclose(after, expected, atol=2e-3)
+    context.close()
+
+
+@pytest.mark.native
+def test_a_batch_too_small_for_its_states_is_refused(model: Model) -> None:
+    """llama.cpp would abort in the first decode."""
+    with pytest.raises(LoadFailed, match="4 rows cannot be taken back in batches of 5"):
+        model.context(ContextOptions(256, 1, 5, 5, n_threads=1, n_rewind=4))
+    context = model.context(ContextOptions(256, 1, 6, 5, n_threads=1, n_rewind=4))
+    context.decode([Rows(0, 0, [5, 6, 7, 8, 9, 10])])
+    context.decode([Rows(0, 6, [5, 6, 7, 8, 9], 5)])
+    context.rewind(0, 7)
     context.close()
 
 
