@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -26,9 +27,9 @@ def shell(line: str) -> tuple[int, bytes]:
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_a_closed_stream_is_one_that_nobody_reads_or_writes(closed: str) -> None:
     assert shell(f'"$0" inspect {closed}')[0] == 0
-    code, printed = shell(f'"$0" inspect /nowhere {closed}')
+    code, printed = shell(f'"$0" inspect /no/where {closed}')
     assert code == 1
-    said = b"error: cannot read /nowhere: No such file or directory\n"
+    said = b"error: cannot read /no/where: No such file or directory\n"
     assert printed == (b"" if "2>" in closed else said)
 
 
@@ -42,6 +43,19 @@ def test_no_file_gets_the_number_of_a_closed_stream() -> None:
     )
     done = subprocess.run(["bash", "-c", f'"$0" -c "{code}" <&- >&- 2>&-', sys.executable])
     assert done.returncode == 0
+
+
+def test_ctrl_c_before_the_command_is_there_shows_no_stack() -> None:
+    code = (
+        "import os, signal, sys\n"
+        "class Loading:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'typer': os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Loading())\n"
+        "from gguf_mtp.cli.entry import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "-V"], capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, b"", b"")
 
 
 @pytest.mark.native

@@ -1,0 +1,19 @@
+"""Where the command `gguf-mtp` begins: before anything that takes long to import.
+
+Ctrl+C in the first tenth of a second would otherwise be told with the stack of an import.
+"""
+
+from __future__ import annotations
+
+import signal
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """See `app.main`."""
+    taken = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from .app import main as run
+
+    signal.signal(signal.SIGINT, taken)
+    run()
