@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -113,8 +114,11 @@ def _check_save(save: Path, model: Path) -> None:
     """Before an hour of measuring, not after it."""
     from ..errors import RequestError
 
-    if save.is_dir() or not save.absolute().parent.is_dir():
+    folder = save.absolute().parent
+    if save.is_dir() or not folder.is_dir():
         raise RequestError(f"--save {save} cannot be written: there is no folder for such a file")
+    if not os.access(save if save.exists() else folder, os.W_OK):
+        raise RequestError(f"--save {save} cannot be written: Permission denied")
     if save.exists() and save.samefile(model):
         raise RequestError(f"--save {save} is the model; give another name")
 

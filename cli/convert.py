@@ -150,15 +150,14 @@ def _locate(
     from ..converters.hub import Hub, fetch_checkpoint, parse
     from ..converters.remote import RemoteShards
     from ..errors import RequestError
-    from .pull import hush
+    from .pull import say_it_ourselves
 
     repo, hub = parse(source), Hub()
     if repo is None:
         if remote:
             raise RequestError(f"--remote reads from a hub, but {source!r} is not owner/name")
         return Path(source), None
-    if quiet:
-        hush()
+    say_it_ourselves(quiet)
     folder = fetch_checkpoint(hub, repo, options.needs, with_shards=not remote)
     return folder, RemoteShards(hub, repo) if remote else None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Annotated
 
@@ -25,8 +26,7 @@ def pull(
     repo = hub.parse(name)
     if repo is None:
         raise RequestError(f"{name!r} is no repository; give owner/name, perhaps with @revision")
-    if quiet:
-        hush()
+    say_it_ourselves(quiet)
     paths = hub.pull(hub.Hub(), repo, quant or None, out)
     if not quiet:
         typer.echo(f"gguf-mtp run {paths[0]}")
@@ -35,7 +35,10 @@ def pull(
             typer.echo(f"its MTP block is {paths[1]}, used {where}")
 
 
-def hush() -> None:
+def say_it_ourselves(quiet: bool) -> None:
+    """Keeps huggingface_hub from telling of each of its tries, twice; `quiet` of progress too."""
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
-    disable_progress_bars()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it sets its own when imported
+    if quiet:
+        disable_progress_bars()

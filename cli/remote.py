@@ -8,6 +8,7 @@ server to stop. Knows no terminal.
 from __future__ import annotations
 
 import json
+import os
 import queue
 import socket
 import threading
@@ -50,7 +51,8 @@ class RemoteSession:
         self.engine = RemoteEngine()
         self._headers = {"Content-Type": "application/json"}
         if api_key:
-            self._headers["Authorization"] = f"Bearer {api_key}"
+            given = os.fsencode(api_key).decode("latin-1")  # the bytes of the command line
+            self._headers["Authorization"] = f"Bearer {given}"
         self._fields = dict(fields)
         self.model = model or self._first_model()
 

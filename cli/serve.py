@@ -23,6 +23,7 @@ from .placing import PlacementArgs
 if TYPE_CHECKING:
     import uvicorn
 
+    from ..server.guard import Access
     from ..server.plan import Served
     from ..server.worker import Worker
     from ..session import Session
@@ -135,9 +136,7 @@ def serve(
         )
         app = create_app(worker, served, server_options)
         typer.echo(f"{describe(session)}\n{placement(session)}")
-        typer.echo(f"listening on {_url(listener)}, {args.parallel} answers at once")
-        if warning := exposure(args.host, access.api_key):
-            typer.echo(f"warning: {warning}", err=True)
+        _greet(args, listener, access)
         worker.start()
         try:
             with _signals_to_server():
@@ -146,6 +145,12 @@ def serve(
             _end(worker)
     if has_died:
         raise GgufMtpError("the engine's thread has died, so the server has ended")
+
+
+def _greet(args: ServerArgs, listener: socket.socket, access: Access) -> None:
+    typer.echo(f"listening on {_url(listener)}, {args.parallel} answers at once")
+    if warning := exposure(args.host, access.api_key):
+        typer.echo(f"warning: {warning}", err=True)
 
 
 def listen(host: str, port: int) -> socket.socket:

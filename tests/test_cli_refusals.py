@@ -3,6 +3,7 @@ or written over."""
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 from gguf_mtp.cli.app import app
 from gguf_mtp.cli.distant import CHILD, command
 from gguf_mtp.cli.options import SamplingArgs
+from gguf_mtp.cli.pull import say_it_ourselves
 from gguf_mtp.cli.serve import listen
 from gguf_mtp.cli.watch import open_files
 from gguf_mtp.converters.checkpoint import folder_name
@@ -50,12 +52,16 @@ def test_values_that_mean_nothing(arguments: tuple[str, ...], said: str) -> None
     assert said in refusal(*arguments)
 
 
-def test_a_result_is_not_measured_for_a_place_that_is_none(tmp_path: Path) -> None:
+def test_a_result_is_not_measured_for_a_place_that_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = tmp_path / "model.gguf"
     model.write_bytes(b"GGUF")
     for place in (tmp_path, tmp_path / "no" / "x.json", model):
         assert f"--save {place} " in refusal("bench", str(model), "--save", str(place))
     assert model.read_bytes() == b"GGUF"
+    monkeypatch.setattr(os, "access", lambda _, mode: mode != os.W_OK)
+    assert "Permission denied" in refusal("bench", str(model), "--save", str(tmp_path / "x"))
 
 
 def test_more_threads_than_ggml_knows() -> None:
@@ -104,6 +110,12 @@ def test_a_trace_takes_the_place_of_another_trace_only(tmp_path: Path) -> None:
 def test_an_endless_file_is_no_grammar() -> None:
     said = refusal("chat", "--server", "http://127.0.0.1:1", "--grammar-file", "/dev/zero")
     assert "cannot reach" in said  # it was read, to the most that a grammar may be
+
+
+def test_what_a_hub_s_library_tries_is_not_told_twice(capfd: pytest.CaptureFixture[str]) -> None:
+    say_it_ourselves(quiet=False)
+    logging.getLogger("huggingface_hub.utils._http").warning("Retrying in 1s [Retry 1/5].")
+    assert capfd.readouterr() == ("", "")
 
 
 def test_an_empty_host_is_not_every_address() -> None:

@@ -120,11 +120,13 @@ def test_what_a_server_refuses_is_one_sentence_and_forgotten(capsys) -> None:
     assert screen.said.startswith("fine\n")
 
 
-def test_the_key_is_sent_and_its_absence_is_a_sentence() -> None:
+@pytest.mark.parametrize("key", ["key", "clé", "cl\udce9"])
+def test_the_key_is_sent_and_its_absence_is_a_sentence(key: str) -> None:
+    """Byte for byte as it stands on the command line, also where that is no UTF-8."""
     engine = scripted("fine")
-    options = ServerOptions(Access(api_key="key"))
+    options = ServerOptions(Access(api_key=key))
     with serving(engine, served_of(engine, CHATML), options) as server:
-        assert RemoteSession(server.url, None, "key", {}).model == "scripted"
+        assert RemoteSession(server.url, None, key, {}).model == "scripted"
         with pytest.raises(RequestError, match="a valid API key is needed"):
             RemoteSession(server.url, None, None, {})
 
