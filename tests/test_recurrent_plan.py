@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, GGUFWriter
 from gguf_files import Model as Tiny
+from worlds import workers
 
 from gguf_mtp import sizing
 from gguf_mtp.model_file import metadata
-from gguf_mtp.offload import CPU, Subject
+from gguf_mtp.offload import CPU, Device, Machine, Subject
+from gguf_mtp.offload.manual import ByHand, manual
 from gguf_mtp.placement import _ask, settle
 from gguf_mtp.wishes import Placement
 
@@ -123,3 +125,19 @@ def test_a_batch_has_room_for_a_row_more_than_states(
     sizes = sizing.contexts(512, 1, n_draft, n_batch=n_batch)
     found = sizing.with_states(sizes, metadata.read(hollow), n_draft)
     assert (found.n_rewind, found.n_batch) == (n_draft, expected)
+
+
+@pytest.mark.parametrize("hand", [ByHand(-1, cpu_moe=-1), ByHand(12, cpu_moe=-1)])
+def test_states_lie_where_their_layers_do(hollow: Path, hand: ByHand) -> None:
+    facts = metadata.read(hollow)
+    sizes = sizing.with_states(sizing.contexts(8192, 2, 4, True), facts, 4)
+    device = Device("RPC0", 10**13, copies_experts=False)
+    subject = Subject(facts, sizes)
+    plan = manual(subject, Machine((device,)), hand)
+    with workers(64 << 20) as [worker]:
+        found = _ask(plan, subject, [worker.endpoint])
+    assert found is not None
+    for name in ("RPC0", CPU):
+        assert plan.weights(name) == pytest.approx(found[name][0], rel=1e-3)
+        assert plan.cache(name) == found[name][1]
+    assert found["RPC0"][2] <= plan.compute["RPC0"] < 1.6 * found["RPC0"][2]
