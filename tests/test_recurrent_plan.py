@@ -8,14 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import recurrent_models
 from gguf import GGMLQuantizationType, GGUFWriter
 from gguf_files import Model as Tiny
 from worlds import workers
 
 from gguf_mtp import sizing
+from gguf_mtp.loader import LoadOptions, load
 from gguf_mtp.model_file import metadata
+from gguf_mtp.model_file.layers import GOES_BACK
 from gguf_mtp.offload import CPU, Device, Machine, Subject
 from gguf_mtp.offload.manual import ByHand, manual
+from gguf_mtp.params import SamplingParams
 from gguf_mtp.placement import _ask, settle
 from gguf_mtp.wishes import Placement
 
@@ -141,3 +145,25 @@ def test_states_lie_where_their_layers_do(hollow: Path, hand: ByHand) -> None:
         assert plan.weights(name) == pytest.approx(found[name][0], rel=1e-3)
         assert plan.cache(name) == found[name][1]
     assert found["RPC0"][2] <= plan.compute["RPC0"] < 1.6 * found["RPC0"][2]
+
+
+@pytest.mark.parametrize("arch", GOES_BACK)
+def test_states_on_a_device_go_back_there(tmp_path: Path, arch: str) -> None:
+    """The repeating prompts are copied from, rightly and wrongly, and the block drafts too."""
+    path = recurrent_models.write(tmp_path / "model.gguf", arch)
+    prompts = [[*range(5, 25)] * 3, [7, 8, 9] * 9]
+
+    def answers(placement: Placement, depth: int) -> list[list[int]]:
+        options = LoadOptions(
+            n_ctx=256, n_seq=2, draft_min=depth, draft_max=depth, strict=True, placement=placement
+        )
+        found: dict[int, list[int]] = {0: [], 1: []}
+        with load(path, options) as session:
+            for chunk in session.engine.generate(prompts, SamplingParams(temperature=0), 30):
+                found[chunk.seq] += chunk.tokens
+            assert (session.engine.totals.drafted > 0) == (depth > 0)
+        return list(found.values())
+
+    with workers(64 << 20) as [worker]:
+        there = Placement(rpc=(worker.endpoint,), n_gpu_layers=-1, margin=0)
+        assert answers(there, 3) == answers(Placement(), 0)
