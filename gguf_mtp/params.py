@@ -16,6 +16,10 @@ from gguf_mtp.errors import RequestError
 SAMPLERS = ("penalties", "top_k", "typ_p", "top_p", "min_p", "temperature")
 """llama.cpp's names and order (`common_params_sampling::samplers`), of what this package knows."""
 
+LARGEST = 1e12
+"""Of what is added to logits, and of what they are multiplied with or divided by: a bias, a penalty
+and a temperature together leave float32 room."""
+
 NEVER_ON = frozenset({"dry", "top_n_sigma", "xtc"})
 """Also in llama.cpp's order, but off until a value is given that no request can give here."""
 
@@ -80,21 +84,24 @@ class SamplingParams:
             if not ok:
                 raise RequestError(f"{name} is {getattr(self, name)}, but must be {allowed}")
 
-        check(0 <= self.temperature < float("inf"), "temperature", "a finite number, 0 or more")
+        ok = self.temperature == 0 or 1 / LARGEST <= self.temperature <= LARGEST
+        check(ok, "temperature", f"0 or from {1 / LARGEST:g} to {LARGEST:g}")
         check(self.top_k >= 0, "top_k", "0 (off) or more")
         check(0 < self.top_p <= 1, "top_p", "above 0 and at most 1 (off)")
         check(0 <= self.min_p <= 1, "min_p", "from 0 (off) to 1")
         check(self.seed is None or self.seed >= 0, "seed", "0 or more")
         check(0 < self.typical_p <= 1, "typical_p", "above 0 and at most 1 (off)")
-        ok = 0 < self.repeat_penalty < math.inf and math.isfinite(1 / self.repeat_penalty)
-        check(ok, "repeat_penalty", "a finite number above 0; 1 is off")
+        ok = 1 / LARGEST <= self.repeat_penalty <= LARGEST
+        check(ok, "repeat_penalty", f"from {1 / LARGEST:g} to {LARGEST:g}; 1 is off")
         check(self.repeat_last_n >= -1, "repeat_last_n", "a count, 0 (off) or -1 (all)")
-        check(math.isfinite(self.presence_penalty), "presence_penalty", "finite; 0 is off")
-        check(math.isfinite(self.frequency_penalty), "frequency_penalty", "finite; 0 is off")
+        for name in ("presence_penalty", "frequency_penalty"):
+            check(abs(getattr(self, name)) <= LARGEST, name, f"at most {LARGEST:g}; 0 is off")
         for token, bias in self.logit_bias:
-            if token < 0 or not bias < math.inf:
+            if token < 0 or not (abs(bias) <= LARGEST or bias == -math.inf):
                 said = f"logit_bias gives token {token} the bias {bias}"
-                raise RequestError(f"{said}, but ids are 0 or more and a bias is finite or -inf")
+                raise RequestError(
+                    f"{said}, but ids are 0 or more and a bias is at most {LARGEST:g}, or -inf"
+                )
         if sampler_order(self.samplers) != self.samplers:
             raise RequestError(f"samplers are {self.samplers}, but are spelt as in {SAMPLERS}")
 
