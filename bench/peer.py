@@ -13,10 +13,11 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -106,15 +107,22 @@ def rows(workload: str, found: Mapping[str, list[list[Answer]]]) -> list[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m gguf_mtp.bench.peer")
     parser.add_argument("servers", nargs="+", metavar="NAME=URL")
-    parser.add_argument("--workloads", default="definitions,facts,code")
+    parser.add_argument("--workloads", default="definitions,facts,code", help="by comma")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--max-tokens", type=int, default=64)
     args = parser.parse_args()
     kinds: dict[str, list[str]] = json.loads(_PROMPTS.read_text(encoding="utf-8"))
-    servers = dict(one.split("=", 1) for one in args.servers)
+    if any("=http" not in one for one in args.servers):
+        parser.error("each server is NAME=URL, its URL ending in /v1")
+    servers = dict(one.rsplit("=", 1) for one in args.servers)
     print(f"{'workload':<12} {'server':<24} {'tokens/s':>9} {'x first':>8} {'same text':>10}")
     for workload in args.workloads.split(","):
-        found = compare(servers, kinds[workload], args.rounds, args.max_tokens)
+        if workload not in kinds:
+            parser.error(f"no workload {workload!r}; there are {', '.join(kinds)}")
+        try:
+            found = compare(servers, kinds[workload], args.rounds, args.max_tokens)
+        except (OSError, HTTPException, RuntimeError) as error:
+            sys.exit(f"a server cannot be measured: {error}")
         for row in rows(workload, found):
             print(
                 f"{row.workload:<12} {row.server:<24} {row.tokens_per_s:>9.1f} "
