@@ -52,7 +52,7 @@ def line_up(facts: ModelFacts, wishes: Wishes) -> Lineup:
     names = wished(wishes.draft)
     if names == ():
         return Lineup()
-    why = layers.why_no_draft(facts.architecture)
+    why = layers.why_no_draft(facts.kv, facts.architecture)
     if why is not None:
         if names is not None or wishes.file is not None:
             raise UnsupportedModel(f"nothing can draft for {facts.path}: {why}")

@@ -130,6 +130,36 @@ def nemotron_h_moe(i: int) -> Shapes:
     return norm | (mamba2() if i in (0, 3) else mixer if i == 2 else moe)
 
 
+NEMOTRON_H: Mapping[str, Any] = {
+    **{k: v for k, v in NEMOTRON.items() if "expert" not in k and "nextn" not in k},
+    "block_count": 5, "feed_forward_length": NEMOTRON["feed_forward_length"][:5],
+    "attention.head_count_kv": NEMOTRON_KV[:5],
+}  # fmt: skip
+
+
+def nemotron_h(i: int) -> Shapes:
+    """The dense one, without a block."""
+    if i in (1, 4):
+        return {"attn_norm.weight": (D,), "ffn_up.weight": (D_FF, D), "ffn_down.weight": (D, D_FF)}
+    return nemotron_h_moe(i)
+
+
+LFM2: Mapping[str, Any] = {
+    "block_count": 4, "context_length": 512, "embedding_length": D, "feed_forward_length": D_FF,
+    "attention.head_count": N_HEAD, "attention.head_count_kv": [0, 0, 1, 0],
+    "rope.freq_base": 10000.0, "shortconv.l_cache": 3, "attention.layer_norm_rms_epsilon": 1e-6,
+}  # fmt: skip
+
+
+def lfm2(i: int) -> Shapes:
+    norms: Shapes = {"attn_norm.weight": (D,), "ffn_norm.weight": (D,)}
+    conv: Shapes = {
+        "shortconv.conv.weight": (D, 3), "shortconv.in_proj.weight": (3 * D, D),
+        "shortconv.out_proj.weight": (D, D),
+    }  # fmt: skip
+    return norms | dense() | (attention(n_query=N_HEAD) if i == 2 else conv)
+
+
 LORA, ROPE, NOPE, D_KDA = 24, 8, 16, 16
 BAILING: Mapping[str, Any] = EXPERTS | {
     "block_count": N_LAYER, "nextn_predict_layers": 1, "context_length": 512,
@@ -177,6 +207,8 @@ ARCHITECTURES: Mapping[str, tuple[Mapping[str, Any], Layer]] = {
     "qwen35moe": (QWEN | EXPERTS, qwen35moe),
     "nemotron_h_moe": (NEMOTRON, nemotron_h_moe),
     "bailingmoe3": (BAILING, bailingmoe3),
+    "nemotron_h": (NEMOTRON_H, nemotron_h),
+    "lfm2": (LFM2, lfm2),
     "qwen3next": (QWEN | EXPERTS, qwen3next),
 }
 
@@ -196,7 +228,7 @@ def write(path: Path, arch: str) -> Path:
     writer.add_bos_token_id(256)
     writer.add_eos_token_id(257)
     shapes: Shapes = {"token_embd.weight": (N_VOCAB, D), "output.weight": (N_VOCAB, D)}
-    shapes["output_norm.weight"] = (D,)
+    shapes["token_embd_norm.weight" if arch == "lfm2" else "output_norm.weight"] = (D,)
     for i in range(int(hyper["block_count"])):
         shapes |= {f"blk.{i}.{name}": shape for name, shape in layer(i).items()}
     for name, shape in shapes.items():

@@ -15,7 +15,7 @@ from gguf_mtp.loader import LoadOptions, load
 from gguf_mtp.model_file import metadata, recurrent
 from gguf_mtp.model_file.header import Header
 from gguf_mtp.model_file.hparams import Hparams
-from gguf_mtp.model_file.layers import GOES_BACK
+from gguf_mtp.model_file.layers import WITH_BLOCK
 from gguf_mtp.params import SamplingParams
 
 N_EMBD, N_HEAD, D_HEAD, N_EXPERT, N_FF = 32, 2, 16, 4, 20
@@ -138,7 +138,7 @@ def test_others_are_told_why(tmp_path: Path, arch: str, why: str) -> None:
     assert why in facts.reason
 
 
-@pytest.mark.parametrize("arch", GOES_BACK)
+@pytest.mark.parametrize("arch", WITH_BLOCK)
 def test_a_sound_recurrent_header_is_taken(arch: str) -> None:
     assert bad(arch, {}) is None
 

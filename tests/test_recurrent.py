@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import recurrent_models
+from oracle import Oracle
 
 from gguf_mtp import sizing
 from gguf_mtp.depth import FixedDepth
@@ -22,11 +23,11 @@ from gguf_mtp.limits import EngineLimits
 from gguf_mtp.llama import ContextOptions, Model, ModelOptions
 from gguf_mtp.loader import LoadOptions, load
 from gguf_mtp.model_file import metadata
-from gguf_mtp.model_file.layers import GOES_BACK
+from gguf_mtp.model_file.layers import GOES_BACK, WITH_BLOCK, why_no_draft
 from gguf_mtp.offload import CPU, Subject
 from gguf_mtp.params import SamplingParams
 from gguf_mtp.placement import _ask, settle
-from gguf_mtp.types import Ask, Draft, Drafter, Floats, Rows
+from gguf_mtp.types import Drafter, Floats, Rows
 from gguf_mtp.wishes import Placement
 
 pytestmark = pytest.mark.native
@@ -38,40 +39,17 @@ PROMPTS = [[*BEGINNING, 40, 41], BEGINNING, [7, 8, 9, 100]]
 EOS = 257
 
 
-class Oracle:
-    """Drafts what is known to come, one token in four wrong; a `types.Drafter` that keeps
-    nothing."""
-
-    name, is_free = "oracle", False
-
-    def __init__(self, known: Sequence[Sequence[int]]) -> None:
-        self.known = [list(text) for text in known]
-        self._rng = np.random.default_rng(1)
-
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        return [self._draft(list(ask.tokens), ask.limit.n) for ask in asks]
-
-    def _draft(self, tokens: list[int], n: int) -> Draft:
-        text = next((t for t in self.known if t[: len(tokens)] == tokens), [])
-        n = min(n, int(self._rng.integers(0, n + 1)) if self._rng.random() < 0.5 else n)
-        right = text[len(tokens) : len(tokens) + n]
-        wrong = self._rng.random(len(right)) < 0.25
-        drafted = [(t + 1) % 300 if w else t for t, w in zip(right, wrong, strict=True)]
-        return Draft(drafted, [None] * len(drafted), [1.0] * len(drafted), self.name)
-
-    def observe(self, rows: Sequence[Rows]) -> None: ...
-    def rewind(self, seq: int, n: int) -> None: ...
-    def copy(self, src: int, dst: int, n: int) -> None: ...
-    def save(self, _: int) -> bytes:
-        return b""
-
-    def load(self, seq: int, data: bytes) -> None: ...
-
-
 @pytest.fixture(scope="module", params=GOES_BACK)
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("recurrent") / f"{request.param}.gguf"
     return recurrent_models.write(file, request.param)
+
+
+@pytest.fixture(scope="module")
+def with_block(path: Path) -> Path:
+    if path.stem not in WITH_BLOCK:
+        pytest.skip("it has no MTP block")
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -187,6 +165,8 @@ def test_a_sequence_is_saved_and_goes_on(model: Model, plain: list[list[int]], n
 def test_its_own_drafters_change_nothing(
     path: Path, plain: list[list[int]], depth: int, draft: str
 ) -> None:
+    if "mtp" in draft and path.stem not in WITH_BLOCK:
+        pytest.skip("it has no MTP block")
     options = LoadOptions(
         n_ctx=256, n_seq=3, strict=True, draft=draft, draft_min=depth, draft_max=depth
     )
@@ -197,11 +177,11 @@ def test_its_own_drafters_change_nothing(
         assert session.engine.totals.drafted > 0
 
 
-def test_the_block_is_a_layer_of_attention(path: Path) -> None:
+def test_the_block_is_a_layer_of_attention(with_block: Path) -> None:
     """It reads tokens and hidden rows, keeps rows, and can drop and copy any of them."""
     rng = np.random.default_rng(2)
     tokens, hidden = rng.integers(5, 290, 9).tolist(), rng.standard_normal((9, 64), np.float32)
-    with Model(str(path), ModelOptions(load_mtp=True)) as model:
+    with Model(str(with_block), ModelOptions(load_mtp=True)) as model:
         options = ContextOptions(512, 2, 32, 32, n_threads=1, strict=True, is_mtp=True)
 
         def rows(seq: int, start: int, end: int, shift: int = 0) -> Rows:
@@ -228,8 +208,8 @@ def test_the_block_is_a_layer_of_attention(path: Path) -> None:
         assert np.abs(logits(rows(0, 5, 9)) - alone[5:]).max(1).min() > 0.1
 
 
-def test_a_file_says_that_it_drafts_and_at_what_price(path: Path) -> None:
-    facts = metadata.read(path)
+def test_a_file_says_that_it_drafts_and_at_what_price(with_block: Path) -> None:
+    facts = metadata.read(with_block)
     assert facts.can_draft
     layers, size = {
         "qwen35": ("3 of 4", "0.02"), "qwen35moe": ("3 of 4", "0.02"),
@@ -267,7 +247,7 @@ def test_one_whose_states_are_not_kept_runs_plain(
 def test_its_states_are_in_the_plan(path: Path, n_draft: int, n_seq: int) -> None:
     """Against llama.cpp's own account, which allocates nothing."""
     facts = metadata.read(path)
-    contexts = sizing.contexts(1024, n_seq, n_draft, n_draft > 0)
+    contexts = sizing.contexts(1024, n_seq, n_draft, n_draft > 0 and facts.can_draft)
     plan = settle(Subject(facts, sizing.with_states(contexts, facts, n_draft)), Placement()).plan
     found = _ask(plan, Subject(facts, plan.contexts), [])
     assert found is not None
@@ -275,6 +255,12 @@ def test_its_states_are_in_the_plan(path: Path, n_draft: int, n_seq: int) -> Non
     assert plan.weights(CPU) == pytest.approx(weights, rel=0.01)
     assert plan.cache(CPU) == cache
     assert 0.7 * buffers < plan.compute[CPU] < 2.0 * buffers
+
+
+def test_a_window_beside_recurrent_layers_is_not_drafted_over() -> None:
+    kv = {"lfm2.attention.sliding_window": 512}
+    assert why_no_draft({}, "lfm2") is None
+    assert why_no_draft(kv, "lfm2") == "its attention slides over a window, beside recurrent layers"
 
 
 def test_it_is_no_draft_model(path: Path) -> None:

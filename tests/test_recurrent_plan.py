@@ -16,7 +16,7 @@ from worlds import workers
 from gguf_mtp import sizing
 from gguf_mtp.loader import LoadOptions, load
 from gguf_mtp.model_file import metadata
-from gguf_mtp.model_file.layers import GOES_BACK
+from gguf_mtp.model_file.layers import WITH_BLOCK
 from gguf_mtp.offload import CPU, Device, Machine, Subject
 from gguf_mtp.offload.manual import ByHand, manual
 from gguf_mtp.params import SamplingParams
@@ -147,7 +147,7 @@ def test_states_lie_where_their_layers_do(hollow: Path, hand: ByHand) -> None:
     assert found["RPC0"][2] <= plan.compute["RPC0"] < 1.6 * found["RPC0"][2]
 
 
-@pytest.mark.parametrize("arch", GOES_BACK)
+@pytest.mark.parametrize("arch", WITH_BLOCK)
 def test_states_on_a_device_go_back_there(tmp_path: Path, arch: str) -> None:
     """The repeating prompts are copied from, rightly and wrongly, and the block drafts too."""
     path = recurrent_models.write(tmp_path / "model.gguf", arch)

@@ -1,7 +1,7 @@
 """What each layer of a model keeps of the tokens before: a row for every one, or one state.
 
 Read from a header, as llama.cpp's loaders read it (`src/models/qwen35.cpp`, `nemotron-h.cpp`,
-`bailingmoe3.cpp`; `llama_hparams::n_embd_r` and `n_embd_s`; `llm_arch_is_hybrid` and
+`bailingmoe3.cpp`, `lfm2.cpp`; `llama_hparams::n_embd_r` and `n_embd_s`; `llm_arch_is_hybrid` and
 `llm_arch_supports_rs_rollback`). Knows no context and no memory.
 """
 
@@ -12,16 +12,25 @@ from typing import Any, Literal
 
 from gguf_mtp.model_file.hparams import Hparams
 
-__all__ = ["GOES_BACK", "Kept", "is_recurrent", "kept", "state_bytes", "why_no_draft"]
+__all__ = [
+    "GOES_BACK",
+    "WITH_BLOCK",
+    "Kept",
+    "is_recurrent",
+    "kept",
+    "state_bytes",
+    "why_no_draft",
+]
 
 Kept = Literal["rows", "state", "nothing"]
 _ROWS: Kept = "rows"
 _STATE: Kept = "state"
 _NOTHING: Kept = "nothing"
-_HEADS = "attention.head_count_kv"
 F32 = 4
 
-GOES_BACK = ("qwen35", "qwen35moe", "nemotron_h_moe", "bailingmoe3")
+WITH_BLOCK = ("qwen35", "qwen35moe", "nemotron_h_moe", "bailingmoe3")
+"""Those of the next that may have an MTP block."""
+GOES_BACK = (*WITH_BLOCK, "lfm2", "nemotron_h")
 """Recurrent architectures whose last states llama.cpp keeps when asked to, and that were tested."""
 _QWEN = ("qwen35", "qwen35moe", "qwen3next")
 _RECURRENT = frozenset(
@@ -34,7 +43,7 @@ _RECURRENT = frozenset(
 
 
 _NOT_TESTED = (
-    "deepseek4", "glm5-next", "kimi-k3", "lfm2", "lfm2moe", "nemotron_h", "qwen4exp",
+    "deepseek4", "glm5-next", "kimi-k3", "lfm2moe", "qwen4exp",
 )  # fmt: skip
 """Others of which llama.cpp keeps states."""
 
@@ -44,10 +53,14 @@ def is_recurrent(architecture: str) -> bool:
     return architecture in _RECURRENT
 
 
-def why_no_draft(architecture: str) -> str | None:
+def why_no_draft(kv: Mapping[str, Any], architecture: str) -> str | None:
     """Why nothing can be drafted for such a model, by whatever drafter; None if it can."""
-    if not is_recurrent(architecture) or architecture in GOES_BACK:
+    if not is_recurrent(architecture):
         return None
+    if architecture in GOES_BACK:
+        if not kv.get(f"{architecture}.attention.sliding_window"):
+            return None
+        return "its attention slides over a window, beside recurrent layers"
     if architecture in _NOT_TESTED:
         return "its layers are partly recurrent, and going back in them has not been tested"
     return "its layers are partly recurrent, and such a cache cannot drop rejected rows"
@@ -64,10 +77,10 @@ def kept(kv: Mapping[str, Any], architecture: str, n_layer: int) -> tuple[Kept, 
             every = h.count("full_attention_interval", 4) or n_layer + 1
             are_states = [(i + 1) % every != 0 for i in range(n_layer)]
         return tuple(_STATE if is_state else _ROWS for is_state in are_states)
-    if architecture in ("nemotron_h_moe", "bailingmoe3"):
-        heads, widths = (h.by_layer(n, n_layer) for n in (_HEADS, "feed_forward_length"))
-        if architecture == "bailingmoe3":  # there a layer has both
-            widths = [0] * n_layer
+    if architecture in GOES_BACK:
+        heads, widths = h.by_layer("attention.head_count_kv", n_layer), [0] * n_layer
+        if architecture.startswith("nemotron"):  # elsewhere each layer has a dense part too
+            widths = h.by_layer("feed_forward_length", n_layer)
         return tuple(
             _NOTHING if n_ff else _ROWS if n_head else _STATE
             for n_head, n_ff in zip(heads, widths, strict=True)
@@ -82,6 +95,8 @@ def state_bytes(kv: Mapping[str, Any], architecture: str) -> int:
     if head:  # of queries, keys and values
         n_head, n_conv = h.largest("attention.head_count"), h.count("ssm.conv_kernel", 4) - 1
         return F32 * n_head * head * (3 * n_conv + head)
+    if architecture == "lfm2":  # a convolution alone
+        return F32 * h.count("embedding_length") * (h.count("shortconv.l_cache", 1) - 1)
     inner, size = h.count("ssm.inner_size", 0), h.count("ssm.state_size", 0)
     n_conv = max(h.count("ssm.conv_kernel", 0) - 1, 0)
     width = inner + 2 * h.count("ssm.group_count", 0) * size

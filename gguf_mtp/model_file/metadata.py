@@ -28,7 +28,7 @@ ARCHITECTURES: Mapping[str, tuple[Check, Check]] = {
     "deepseek2": (deepseek2.why_not_run, deepseek2.why_not_draft),
     "deepseek32": (deepseek32.why_not_run, deepseek32.why_not_draft),
     **dict.fromkeys(nextn.GRAPHS, (nextn.why_not_run, nextn.why_not_draft)),
-    **dict.fromkeys(layers.GOES_BACK, (recurrent.why_not_run, nextn.why_not_draft)),
+    **dict.fromkeys(layers.WITH_BLOCK, (recurrent.why_not_run, nextn.why_not_draft)),
 }
 MAX_LAYERS, MAX_EXPERTS = 512, 1024  # llama-hparams.h
 FIRST_TENSOR = "blk.0.attn_norm.weight"
@@ -101,7 +101,7 @@ def _facts(header: Header, path: str) -> ModelFacts:
     if n_mtp == 0:
         obstacle: str | None = "the file has no MTP block"
     elif why_not_draft is None:
-        why = nextn.why_not_known(arch)
+        why = nextn.why_not_known(hparams)
         obstacle = f"drafting with the MTP block of a {arch} model is not supported: {why}"
     else:
         obstacle = why_not_draft(header, hparams)

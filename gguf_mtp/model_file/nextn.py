@@ -30,10 +30,10 @@ OTHERS: Mapping[str, str] = {
 in `layers`."""
 
 
-def why_not_known(architecture: str) -> str:
+def why_not_known(hparams: Hparams) -> str:
     """Why an architecture without checks here does not draft."""
     unknown = "llama.cpp has no MTP graph that this release knows for it"
-    return why_no_draft(architecture) or OTHERS.get(architecture, unknown)
+    return why_no_draft(hparams.kv, hparams.arch) or OTHERS.get(hparams.arch, unknown)
 
 
 def why_not_run(_: Header, hparams: Hparams) -> str | None:
