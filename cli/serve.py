@@ -97,7 +97,6 @@ def serve(
     import asyncio
 
     from ..errors import GgufMtpError
-    from ..loader import physical_cores
     from ..server.app import ServerOptions, create_app
     from ..server.guard import Access, origin_of
     from ..server.worker import Worker
@@ -112,13 +111,7 @@ def serve(
     if workers := placement_args.distant():
         with listen(args.host, args.port) as listener:
             raise typer.Exit(supervise(listener, workers, _url(listener)))
-    options = dataclasses.replace(
-        model_args.load_options(placement_args),
-        n_seq=args.parallel,
-        # llama.cpp's threads wait for each other all the time: one that shares its core with the
-        # server's own loop holds all of them up.
-        n_threads=model_args.threads or max(physical_cores() - 1, 1),
-    )
+    options = dataclasses.replace(model_args.load_options(placement_args), n_seq=args.parallel)
     access = Access(args.api_key or None, tuple(map(origin_of, args.cors_origin or ())))
     with (
         listen(args.host, args.port) as listener,
