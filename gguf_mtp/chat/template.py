@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, NamedTuple, NoReturn
 
 import jinja2
@@ -69,7 +70,7 @@ def render(
         "add_generation_prompt": options.add_generation_prompt,
     }
     try:
-        text = _environment().from_string(template).render(variables)
+        text = _compiled(template).render(variables)
     except _Refused as error:
         raise RequestError(f"the model's chat template refuses: {error}") from None
     except SecurityError as error:
@@ -88,6 +89,11 @@ class _Refused(Exception):
 
 def _line(error: Exception) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
+
+
+@lru_cache(maxsize=8)  # compiling takes many times as long as rendering
+def _compiled(template: str) -> jinja2.Template:
+    return _environment().from_string(template)
 
 
 def _environment() -> jinja2.Environment:

@@ -26,7 +26,8 @@ DONE = b"data: [DONE]\n\n"
 
 class Exchange:
     """Asks the worker for all choices of a plan. A context manager; made on the event loop. `entry`
-    is told what becomes of them.
+    is told what becomes of them. What nobody reads before it is whole comes with its end: the loop
+    is not woken for it, which would hold up llama.cpp's threads.
 
     Raises `Unavailable` when the queue is full, and `RequestError` for stop strings that are none.
     """
@@ -37,6 +38,7 @@ class Exchange:
         self._loop = asyncio.get_running_loop()
         self._news: asyncio.Queue[tuple[int, News]] = asyncio.Queue()
         self._n_open = plan.n_choices
+        self._is_stream = plan.stream
         index = 0
         jobs: list[Job] = []
         for prompt in plan.prompts:
@@ -78,12 +80,20 @@ class Exchange:
     def _teller(self, index: int) -> Callable[[News], None]:
         """What a reader calls on the worker's thread."""
 
+        held: list[tuple[int, News]] = []
+
         def tell(news: News) -> None:
             self._entry.see(index, news)
-            if not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(self._news.put_nowait, (index, news))
+            held.append((index, news))
+            if (self._is_stream or not isinstance(news, Delta)) and not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(self._pass_on, held.copy())
+                held.clear()
 
         return tell
+
+    def _pass_on(self, held: list[tuple[int, News]]) -> None:
+        for one in held:
+            self._news.put_nowait(one)
 
 
 async def collect(exchange: Exchange) -> list[Choice]:
