@@ -1,11 +1,12 @@
-"""Servers side by side: tokens per second of whole requests as one client sees them.
+"""Servers side by side: how long whole requests take, as one client sees it.
 
     python -m gguf_mtp.bench.peer NAME=URL NAME=URL... [--workloads definitions,facts,code]
 
 The servers run already, on the same model; each URL ends in /v1, and llama-server's will do. They
-take turns question by question at temperature 0; ratios are to the first one, taken within a round,
-then their median. A request's time is all of it, its prompt included. What is not told: whether a
-server was built as well as the others; build them with the same flags.
+take turns question by question at temperature 0, and `speed` is the first one's seconds over the
+others', taken within a round, then the median: of texts that are the same, whatever a server counts
+as a token. A request's time is all of it, its prompt included. What is not told: whether a server
+was built as well as the others; build them with the same flags.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ class Answer(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One server on one workload. `x_first`: median ratio of tokens per second to the first one's;
-    `n_same` of `n_answers` texts are the first one's."""
+    """One server on one workload. `tokens_per_s` by its own count; `speed`: the first one's seconds
+    over its own; `n_same` of `n_answers` texts are the first one's."""
 
     workload: str
     server: str
     tokens_per_s: float
-    x_first: float
+    speed: float
     n_same: int
     n_answers: int
 
@@ -68,35 +69,41 @@ def ask(url: str, question: str, n_tokens: int) -> Answer:
     return Answer(message, whole["usage"]["completion_tokens"], seconds)
 
 
+class Plan(NamedTuple):
+    """Counted rounds (one more goes first), questions in each, and tokens of an answer."""
+
+    n_rounds: int = 5
+    n_prompts: int = 5
+    n_tokens: int = 64
+
+
 def compare(
-    servers: Mapping[str, str], questions: Sequence[str], n_rounds: int, n_tokens: int
+    servers: Mapping[str, str], questions: Sequence[str], plan: Plan
 ) -> dict[str, list[list[Answer]]]:
-    """By server and round (the first one, which warms up, left out), the answers."""
+    """By server and counted round, the answers; other questions in every round until all were."""
     found: dict[str, list[list[Answer]]] = {name: [] for name in servers}
-    per_round = max(len(questions) // (n_rounds + 1), 1)
-    for index in range(n_rounds + 1):
-        some = [questions[(index * per_round + i) % len(questions)] for i in range(per_round)]
+    for index in range(plan.n_rounds + 1):
+        first = index * plan.n_prompts
+        some = [questions[(first + i) % len(questions)] for i in range(plan.n_prompts)]
         for name in servers:
             found[name].append([])
         for question in some:
             for name, url in servers.items():
-                found[name][-1].append(ask(url, question, n_tokens))
+                found[name][-1].append(ask(url, question, plan.n_tokens))
     return {name: rounds[1:] for name, rounds in found.items()}
 
 
 def rows(workload: str, found: Mapping[str, list[list[Answer]]]) -> list[Row]:
-    rates = {
-        name: [sum(a.n_tokens for a in r) / sum(a.seconds for a in r) for r in rounds]
-        for name, rounds in found.items()
-    }
+    seconds = {name: [sum(a.seconds for a in r) for r in rs] for name, rs in found.items()}
+    tokens = {name: [sum(a.n_tokens for a in r) for r in rs] for name, rs in found.items()}
     first = next(iter(found))
     texts = {name: [a.text for r in rounds for a in r] for name, rounds in found.items()}
     return [
         Row(
             workload,
             name,
-            statistics.median(rates[name]),
-            statistics.median(a / b for a, b in zip(rates[name], rates[first], strict=True)),
+            statistics.median(n / s for n, s in zip(tokens[name], seconds[name], strict=True)),
+            statistics.median(a / b for a, b in zip(seconds[first], seconds[name], strict=True)),
             sum(a == b for a, b in zip(texts[name], texts[first], strict=True)),
             len(texts[name]),
         )
@@ -109,24 +116,26 @@ def main() -> None:
     parser.add_argument("servers", nargs="+", metavar="NAME=URL")
     parser.add_argument("--workloads", default="definitions,facts,code", help="by comma")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--prompts", type=int, default=5, help="in a round")
     parser.add_argument("--max-tokens", type=int, default=64)
     args = parser.parse_args()
     kinds: dict[str, list[str]] = json.loads(_PROMPTS.read_text(encoding="utf-8"))
     if any("=http" not in one for one in args.servers):
         parser.error("each server is NAME=URL, its URL ending in /v1")
     servers = dict(one.rsplit("=", 1) for one in args.servers)
-    print(f"{'workload':<12} {'server':<24} {'tokens/s':>9} {'x first':>8} {'same text':>10}")
+    plan = Plan(args.rounds, args.prompts, args.max_tokens)
+    print(f"{'workload':<12} {'server':<24} {'tokens/s':>9} {'speed':>8} {'same text':>10}")
     for workload in args.workloads.split(","):
         if workload not in kinds:
             parser.error(f"no workload {workload!r}; there are {', '.join(kinds)}")
         try:
-            found = compare(servers, kinds[workload], args.rounds, args.max_tokens)
+            found = compare(servers, kinds[workload], plan)
         except (OSError, HTTPException, RuntimeError) as error:
             sys.exit(f"a server cannot be measured: {error}")
         for row in rows(workload, found):
             print(
                 f"{row.workload:<12} {row.server:<24} {row.tokens_per_s:>9.1f} "
-                f"{row.x_first:>8.3f} {row.n_same:>6}/{row.n_answers}",
+                f"{row.speed:>8.3f} {row.n_same:>6}/{row.n_answers}",
                 flush=True,
             )
 
