@@ -2,7 +2,7 @@
 
 A round drafts for every sequence (maybe nothing), decodes all drafts with the target in one batch,
 keeps what the target agrees with, and emits it. Plain decoding is a round with empty drafts; one
-sequence is a batch of one. Tokens in, tokens out: the engine knows no text, and neither llama.cpp
+sequence is a batch of one; the first round of an answer reads the end of its prompt. Tokens in, tokens out: the engine knows no text, and neither llama.cpp
 nor any drafter by name. Between two steps, for every sequence whose prompt is read,
 `target.n_past(seq) == len(tokens) - 1`, and the drafters have observed exactly those rows; behind
 an answer that ended by itself the last token is read too.
@@ -153,7 +153,11 @@ class Engine:
         self.drafting.draft(turns, self.depth)  # 1 depth, 2 draft
         rows = [t.rows() for t in turns]
         room = self.limits.n_batch - sum(len(r.tokens) for r in rows)
-        prompts = self._slots.prompt_rows(min(room, self._pace.n_rows(is_alone=not rows)))
+        unread = self._slots.prompt_rows(min(room, self._pace.n_rows(is_alone=not rows)))
+        prompts = [r for r in unread if not r.n_outputs]
+        arriving = self._arriving([r for r in unread if r.n_outputs])
+        turns += arriving
+        rows += [t.rows() for t in arriving]
         if not rows and not prompts:
             return []
         step = self._decode([*rows, *prompts])  # 3 target
@@ -175,6 +179,13 @@ class Engine:
         emitted = [self._emit(t, o) for t, o in zip(turns, outcomes, strict=True)]  # 6 emit
         self._uncounted_s = time.perf_counter() - start - seconds
         return emitted + reading
+
+    def _arriving(self, ends: Sequence[Rows]) -> list[Turn]:
+        """The turns of those whose prompt's last rows are read now."""
+        if not ends:
+            return []
+        first = {r.seq: r.pos for r in ends}
+        return [Turn(s, r, first[s.seq]) for s, r in self._slots.active() if s.seq in first]
 
     def _admit(self) -> None:
         """Gives free slots to queued requests, in the order they came."""
@@ -204,7 +215,7 @@ class Engine:
         if outcome.finish == "stop":
             n += 1  # what the end follows is decoded and certain, and may be all that can be kept
         self._target.rewind(turn.seq, pos + n)
-        return _seen(Rows(turn.seq, pos, tokens[pos : pos + n]), output)
+        return _seen(Rows(turn.seq, turn.first, tokens[turn.first : pos + n]), output)
 
     def _count(
         self, judged: Sequence[tuple[Turn, Outcome]], prompts: Sequence[Rows], times: Times
@@ -213,7 +224,8 @@ class Engine:
         what comes after is the next round's."""
         seconds = time.perf_counter() - times.start
         n_prompt = {r.seq: len(r.tokens) for r in prompts}
-        if prompts:
+        n_prompt |= {t.seq: t.n_prompt for t, _ in judged if t.n_prompt}
+        if n_prompt:
             self._pace.see(sum(n_prompt.values()), times.target_s)
         for slot, request in self._slots.active():
             if slot.seq in n_prompt:
@@ -221,7 +233,8 @@ class Engine:
         for turn, outcome in judged:
             turn.count(outcome, times, seconds)
         n_prefill = sum(n_prompt.values())
-        self.drafting.learn(self.depth, judged, n_prefill, times, seconds)
+        decided = [one for one in judged if not one[0].n_prompt]
+        self.drafting.learn(self.depth, decided, n_prefill, times, seconds)
         if self.observers:
             load = Load(n_prefill, self._slots.n_cells(), len(self._queue))
             self.observers.round(judged, load, times, seconds)

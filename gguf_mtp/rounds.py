@@ -107,11 +107,17 @@ class Observers:
                 self._observers.remove(observer)
 
 
+def _reason(turn: Turn) -> str:
+    if turn.n_prompt:
+        return "first token"
+    return (turn.limit.reason or "fixed") if turn.limit else "off"
+
+
 def _part(turn: Turn, outcome: Outcome) -> Part:
     return Part(
         request=turn.request.id,
         depth=turn.limit.n if turn.limit else 0,
-        reason=(turn.limit.reason or "fixed") if turn.limit else "off",
+        reason=_reason(turn),
         source=turn.draft.source,
         n_drafted=len(turn.draft.tokens),
         n_judged=outcome.n_judged,

@@ -83,10 +83,14 @@ class Outcome(NamedTuple):
 
 
 class Turn:
-    """One sequence's part of one round."""
+    """One sequence's part of one round. Mostly its last token and a draft; where the prompt's end
+    is read, the `n_prompt` tokens before the last one too, from position `first` on."""
 
-    def __init__(self, slot: Slot, request: Request) -> None:
+    def __init__(self, slot: Slot, request: Request, first: int | None = None) -> None:
         self.slot, self.request = slot, request
+        last = len(slot.tokens) - 1
+        self.first = last if first is None else first
+        self.n_prompt = last - self.first
         self.draft = NO_DRAFT
         self.offer = NO_DRAFT  # by a free drafter, sent to the target or not
         self.limit: Limit | None = None  # of the draft; None where nothing drafts
@@ -96,9 +100,9 @@ class Turn:
         return self.slot.seq
 
     def rows(self) -> Rows:
-        """What the target decodes: the last certain token and the draft, all with logits."""
-        tokens = [self.slot.tokens[-1], *self.draft.tokens]
-        return Rows(self.slot.seq, len(self.slot.tokens) - 1, tokens, len(tokens))
+        """What the target decodes; the last certain token and the draft come with logits."""
+        tokens = [*self.slot.tokens[self.first :], *self.draft.tokens]
+        return Rows(self.slot.seq, self.first, tokens, 1 + len(self.draft.tokens))
 
     def judge(self, logits: Floats, end_tokens: frozenset[int]) -> Outcome:
         """Verifies the draft against the target's `logits`, float32 [len(draft) + 1, n_vocab], and
@@ -120,6 +124,9 @@ class Turn:
         """Adds the round, which took `seconds`, to the request's statistics."""
         committed, n_judged, n_accepted, *_ = outcome
         self.request.n_left -= len(committed)
+        if self.n_prompt:
+            self.request.stats.count_first(len(committed))
+            return
         self.request.stats.count_round(
             RoundCount(
                 len(committed),

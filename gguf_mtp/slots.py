@@ -126,7 +126,8 @@ class Slots:
         self._use(slot)
 
     def prompt_rows(self, room: int) -> list[Rows]:
-        """The next rows of unread prompts, oldest request first, at most `room` in all."""
+        """The next rows of unread prompts, oldest request first, at most `room` in all. The last
+        row of a prompt wants logits: the first token of the answer comes from it."""
         rows = []
         for slot, _ in self.active():
             pos = self._target.n_past(slot.seq)
@@ -134,8 +135,9 @@ class Slots:
             if n > 0:
                 if pos == 0:  # a failed decode may have cost the target what drafters still know
                     self._drafting.rewind(slot.seq, 0)
-                rows.append(Rows(slot.seq, pos, slot.tokens[pos : pos + n]))
-                room -= n
+                n_outputs = int(pos + n == len(slot.tokens) - 1 and n < room)
+                rows.append(Rows(slot.seq, pos, slot.tokens[pos : pos + n + n_outputs], n_outputs))
+                room -= n + n_outputs
         return rows
 
     def _best_source(self, prompt: Sequence[int]) -> tuple[Slot, int]:

@@ -27,7 +27,9 @@ class Stats:
     """Counts and times of one request, or of several added up (`+=`). Times are wall clock, in
     seconds.
 
-    A request's prompt counts as prefill except its last token, which the first round decodes.
+    A request's prompt counts as prefill except its last token. Where the decode that reads its end
+    gives the first token too, in a round without a draft, that is one of `first_tokens`, and its
+    time is in `prefill_s`.
     `judged_per_position[k]` drafts were judged at position k, and `accepted_per_position[k]` kept;
     `rounds_per_depth[n]` rounds drafted n tokens. `by_drafter` has, by its name, a drafter's
     numbers of drafts, of tokens drafted, and of tokens accepted. Of `decode_s`, `target_s` went
@@ -38,6 +40,7 @@ class Stats:
     cached_tokens: int = 0
     prefill_s: float = 0.0
     decode_tokens: int = 0
+    first_tokens: int = 0
     decode_s: float = 0.0
     target_s: float = 0.0
     draft_s: float = 0.0
@@ -54,7 +57,7 @@ class Stats:
 
     @property
     def tokens_per_s(self) -> float:
-        return self.decode_tokens / self.decode_s if self.decode_s else 0.0
+        return (self.decode_tokens - self.first_tokens) / self.decode_s if self.decode_s else 0.0
 
     @property
     def tokens_per_round(self) -> float:
@@ -67,6 +70,11 @@ class Stats:
     def count_prompt(self, n_rows: int, seconds: float) -> None:
         self.prefill_tokens += n_rows
         self.prefill_s += seconds
+
+    def count_first(self, n_committed: int) -> None:
+        """A round whose time was counted with the prompt."""
+        self.first_tokens += n_committed
+        self.count_round(RoundCount(n_committed, 0, 0, 0, 0.0, 0.0, 0.0))
 
     def count_round(self, count: RoundCount) -> None:
         self.rounds += 1

@@ -85,8 +85,8 @@ def test_offers_are_judged_whoever_drafts() -> None:
 def test_a_wrong_offer_is_judged_wrong_at_its_first_token() -> None:
     depth = Listens(2)
     engine = engine_of("mtp,ngram", depth)
-    wrong = (greedy([5, 3, 1], 1)[0] + 1) % 12
-    collect(engine, [[3, 1, wrong, 5, 3, 1]], 3)
+    first, second = greedy([5, 3, 1], 2)  # the first one comes with the prompt
+    collect(engine, [[1, first, (second + 1) % 12, 5, 3, 1]], 4)
     offer = depth.rounds[0].offers[0]
     assert (offer.n_accepted, offer.n_judged) == (0, 1)
 

@@ -70,20 +70,43 @@ def test_text_does_not_depend_on_depth(depth: int) -> None:
 
 @pytest.mark.parametrize("depth", [0, 1, 3])
 def test_decodes_per_round(depth: int) -> None:
-    """One target decode a round, and exactly `depth` MTP decodes: catch-up shares the first one."""
+    """One target decode a round, of which the first one reads the prompt too and drafts nothing;
+    and as many MTP decodes as tokens drafted: catch-up shares the first one."""
     target, mtp = FakeTarget(), FakeMtp()
     engine = engine_of(target, depth, mtp=mtp)
     _, [end] = collect(engine, [[3, 1, 4]], 37)
     assert end.stats is not None
-    n_prefill = 1
-    assert len(target.batches) == end.stats.rounds + n_prefill
-    assert end.stats.decode_tokens == 37
-    last = 37 % (depth + 1) if depth else 0  # the last rounds may be shorter
-    assert (
-        end.stats.rounds * depth - depth * (last > 0)
-        <= len(mtp.batches)
-        <= end.stats.rounds * depth
-    )
+    assert len(target.batches) == end.stats.rounds
+    assert [r.tokens for r in target.batches[0]] == [[3, 1, 4]]
+    assert (end.stats.decode_tokens, end.stats.first_tokens) == (37, 1)
+    assert end.stats.rounds_per_depth[0] <= (37 if depth == 0 else 2)
+    assert len(mtp.batches) == sum(n * r for n, r in enumerate(end.stats.rounds_per_depth))
+
+
+def test_a_prompt_as_long_as_the_batch_leaves_its_last_token_to_the_next_decode() -> None:
+    for n in (15, 16, 17):
+        target = FakeTarget(n_batch=16)
+        prompt = [i % N_VOCAB for i in range(n)]
+        [answer], [end] = collect(engine_of(target, 2), [prompt], 10)
+        assert answer == greedy(prompt, 10)
+        assert end.stats
+        assert end.stats.prefill_tokens == n - 1
+        sizes = [sum(len(r.tokens) for r in batch) for batch in target.batches]
+        if n == 17:
+            assert sizes[:2] == [16, 3]  # the rest is a round like any other
+            assert end.stats.first_tokens == 0
+        else:
+            assert sizes[:2] == [n, 3]
+            assert end.stats.first_tokens == 1
+
+
+def test_the_time_of_the_first_token_is_the_prompts() -> None:
+    """Speed is told by the tokens whose time is: of two tokens that is the second."""
+    target = FakeTarget()
+    [_], [end] = collect(engine_of(target, 0), [[3, 1, 4]], 2)
+    assert end.stats
+    assert end.stats.target_s == 0.001  # of one decode; the fake says so
+    assert end.stats.tokens_per_s == pytest.approx(1 / end.stats.decode_s)
 
 
 def test_end_token_cuts_text_cache_and_statistics() -> None:
@@ -132,7 +155,7 @@ def test_a_long_prompt_is_read_in_chunks() -> None:
     [answer], [end] = collect(engine_of(target, 2), [prompt], 10)
     assert answer == greedy(prompt, 10)
     sizes = [sum(len(r.tokens) for r in batch) for batch in target.batches]
-    assert sizes[:3] == [16, 16, 7]
+    assert sizes[:3] == [16, 16, 8]  # the last row gives the first token
     assert end.stats is not None
     assert end.stats.prefill_tokens == 39
 

@@ -56,11 +56,11 @@ def test_a_rest_is_neither_asked_nor_told_and_then_told_whole() -> None:
     depth = Sleepy()
     engine = engine_of(depth)
     seen = watched(engine)
-    [answer], _ = collect(engine, [[1, 2, 3]], 13)
-    assert answer == greedy([1, 2, 3], 13)
-    assert len(depth.asked) == len(depth.rounds) == 4  # rounds 1, 5, 9 and 13
+    [answer], _ = collect(engine, [[1, 2, 3]], 14)
+    assert answer == greedy([1, 2, 3], 14)
+    assert len(depth.asked) == len(depth.rounds) == 4  # rounds 2, 6, 10 and 14
     assert depth.rounds[0].rested is None
-    reports = [r for r in seen.rounds if r.parts]
+    reports = [r for r in seen.rounds if r.parts][1:]  # the first one reads the prompt
     assert {r.parts[0].reason for r in reports} == {"asleep"}
     for k, told in enumerate(depth.rounds[1:]):
         passed = reports[4 * k + 1 : 4 * k + 4]

@@ -9,7 +9,7 @@ import pytest
 
 from gguf_mtp.depth import FixedDepth
 from gguf_mtp.engine import CACHE_FULL, Engine
-from gguf_mtp.rounds import Fallback, RoundReport
+from gguf_mtp.rounds import Fallback, Part, RoundReport
 from tests.fakes import FakeMtp, FakeTarget
 from tests.test_engine import GREEDY, NO_END, collect, engine_of, greedy
 
@@ -54,7 +54,7 @@ def test_every_decode_is_one_report_and_parts_add_up_to_the_answers() -> None:
         assert sum(p.n_judged for p in mine) == sum(stats.judged_per_position)
         assert 0 < stats.accepted < stats.drafted
         assert {p.source for p in mine if p.n_drafted} == {"mtp"}
-        assert {p.reason for p in mine} == {"fixed"}
+        assert [p.reason for p in mine] == ["first token"] + ["fixed"] * (len(mine) - 1)
         assert all(p.depth >= p.n_drafted for p in mine)
         assert max(p.depth for p in mine) == 3
         # Near the end fewer tokens may be drafted than the depth decision would like.
@@ -67,8 +67,8 @@ def test_times_and_load() -> None:
     for prompt in ([5, 6, 7], [1, 2]):  # for one slot: the second waits
         engine.submit(prompt, GREEDY, 6)
     engine.step()
-    assert seen.rounds[0].load == (2, 2, 1)
-    assert seen.rounds[0].parts == []
+    assert seen.rounds[0].load == (2, 3, 1)
+    assert seen.rounds[0].parts == [Part(1, 0, "first token", "", 0, 0, 0, 1)]
     while not engine.is_idle:
         engine.step()
     assert next(r.load.n_waiting for r in seen.rounds if 2 in {p.request for p in r.parts}) == 0
@@ -86,7 +86,8 @@ def test_without_a_drafter_the_reason_says_so() -> None:
     engine = Engine(FakeTarget(), [], FixedDepth(0), NO_END)
     seen = watched(engine)
     collect(engine, [[1, 2, 3]], 4)
-    assert {(p.depth, p.reason, p.source) for r in seen.rounds for p in r.parts} == {(0, "off", "")}
+    parts = [(p.depth, p.reason, p.source) for r in seen.rounds for p in r.parts]
+    assert parts == [(0, "first token", "")] + [(0, "off", "")] * 3
 
 
 def test_fallbacks_are_told_with_their_reason() -> None:
