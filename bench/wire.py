@@ -80,13 +80,14 @@ def measure(path: Path, endpoint: str, placement: Placement, depth: int) -> dict
         loading = count.sent
         for _ in session.complete(PROMPT, GREEDY, 8):  # graphs are stored with the worker
             pass
-        sent, received, n_tokens, n_rounds = count.sent, count.received, 0, 0
+        sent, received, n_tokens, n_rounds = count.sent, count.received, 0, -1
         for piece in session.complete(PROMPT + " what?", GREEDY, 64):
-            if n_tokens == 0:
-                sent, received = count.sent, count.received  # the prompt is read
-            n_tokens += len(piece.chunk.tokens)
             n_rounds += 1
-    n = max(n_tokens - 1, 1)
+            if n_rounds < 2:  # the prompt was read, and a round's graph stored with the worker
+                sent, received = count.sent, count.received
+            else:
+                n_tokens += len(piece.chunk.tokens)
+    n, n_rounds = max(n_tokens, 1), max(n_rounds - 1, 1)
     return {
         "loading_mb": round(loading / 1e6, 1),
         "sent_kb_per_token": round((count.sent - sent) / n / 1e3, 2),

@@ -2,10 +2,11 @@
 
 A round drafts for every sequence (maybe nothing), decodes all drafts with the target in one batch,
 keeps what the target agrees with, and emits it. Plain decoding is a round with empty drafts; one
-sequence is a batch of one; the first round of an answer reads the end of its prompt. Tokens in, tokens out: the engine knows no text, and neither llama.cpp
-nor any drafter by name. Between two steps, for every sequence whose prompt is read,
-`target.n_past(seq) == len(tokens) - 1`, and the drafters have observed exactly those rows; behind
-an answer that ended by itself the last token is read too.
+sequence is a batch of one; the first round of an answer reads the end of its prompt. Tokens in,
+tokens out: the engine knows no text, and neither llama.cpp nor any drafter by name. Between two
+steps, for every sequence whose prompt is read, `target.n_past(seq) == len(tokens) - 1`, and the
+drafters have observed exactly those rows; behind an answer that ended by itself the last token is
+read too.
 """
 
 from __future__ import annotations

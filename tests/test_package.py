@@ -20,7 +20,7 @@ import gguf_mtp
 ROOT = Path(__file__).parents[1]
 HEAVY = ("llama_cpp", "torch", "fastapi", "rich")
 # llama/ and what is built on it may load llama.cpp; the command line loads what a command needs.
-NOT_PURE = {f"gguf_mtp.{name}" for name in ("assembly", "loader", "placement", "present")}
+NOT_PURE = {f"gguf_mtp.{name}" for name in ("assembly", "beside", "loader", "placement", "present")}
 NOT_PURE_BELOW = ("gguf_mtp.bench", "gguf_mtp.cli", "gguf_mtp.llama", "gguf_mtp.server")
 
 

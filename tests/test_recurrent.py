@@ -174,7 +174,8 @@ def test_its_own_drafters_change_nothing(
     with load(path, options) as session:
         assert answers(session.engine, PROMPTS) == expected
         assert answers(session.engine, PROMPTS[:1]) == expected[:1]
-        assert session.engine.totals.drafted > 0
+        # Where nothing repeats itself there is nothing to copy.
+        assert session.engine.totals.drafted > 0 or draft == "ngram"
 
 
 def test_the_block_is_a_layer_of_attention(with_block: Path) -> None:

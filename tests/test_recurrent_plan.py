@@ -21,6 +21,7 @@ from gguf_mtp.offload import CPU, Device, Machine, Subject
 from gguf_mtp.offload.manual import ByHand, manual
 from gguf_mtp.params import SamplingParams
 from gguf_mtp.placement import _ask, settle
+from gguf_mtp.present import remote
 from gguf_mtp.wishes import Placement
 
 pytestmark = pytest.mark.native
@@ -135,16 +136,18 @@ def test_a_batch_has_room_for_a_row_more_than_states(
 def test_states_lie_where_their_layers_do(hollow: Path, hand: ByHand) -> None:
     facts = metadata.read(hollow)
     sizes = sizing.with_states(sizing.contexts(8192, 2, 4, True), facts, 4)
-    device = Device("RPC0", 10**13, copies_experts=False)
     subject = Subject(facts, sizes)
-    plan = manual(subject, Machine((device,)), hand)
     with workers(64 << 20) as [worker]:
+        [(remote_name, _)] = remote([worker.endpoint])  # this process may know other workers
+        device = Device(remote_name, 10**13, copies_experts=False)
+        plan = manual(subject, Machine((device,)), hand)
         found = _ask(plan, subject, [worker.endpoint])
     assert found is not None
-    for name in ("RPC0", CPU):
+    for name in (remote_name, CPU):
         assert plan.weights(name) == pytest.approx(found[name][0], rel=1e-3)
         assert plan.cache(name) == found[name][1]
-    assert found["RPC0"][2] <= plan.compute["RPC0"] < 1.6 * found["RPC0"][2]
+    theirs = found[remote_name][2]
+    assert theirs <= plan.compute[remote_name] < 1.6 * theirs
 
 
 @pytest.mark.parametrize("arch", WITH_BLOCK)

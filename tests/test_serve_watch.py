@@ -72,7 +72,7 @@ def test_metrics_log_and_trace_agree_with_the_answers(tmp_path: Path) -> None:
     assert recording.about["n_seq"] == 2
     assert len(recording.moments) == found["rounds_total"]
     parts = [p for m in recording.moments for p in m.report.parts]
-    assert {p.reason for p in parts} == {"fixed"}
+    assert {p.reason for p in parts} == {"first token", "fixed"}
     assert sum(p.n_committed for p in parts) == total("decode_tokens")
     assert sum(p.n_accepted for p in parts) == total("accepted")
     assert sum(m.report.draft_s for m in recording.moments) == pytest.approx(
