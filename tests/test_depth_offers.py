@@ -224,3 +224,13 @@ def test_of_equally_good_ones_the_cheaper_leads() -> None:
 def test_a_contest_of_one_needs_no_trial() -> None:
     depth = AutoDepth()
     assert Contest().winner([depth.source("mtp")], (0,), [[3]]) == 0
+
+
+def test_who_copies_alone_leaves_no_other_drafter_behind() -> None:
+    """Nothing is known of a drafter that there is not, and nothing of it is stored."""
+    depth = AutoDepth()
+    for i in range(20):
+        depth.choose([Room(0, MAX_DEPTH, (), None)])
+        depth.record(Round([Judged(0, (), 0, 0)], 1, 0, i, 1.0, 0.0, 0.0))
+    assert depth.rest > 0
+    assert depth.sources == {}

@@ -113,7 +113,7 @@ class AutoDepth:
         is_starting = self._is_starting(len(rooms))
         self._given = self._choose(rooms, is_starting)
         is_busy = is_starting or any(one.n for one in self._given)
-        is_calm = not is_busy and self.prober.probe is None
+        is_calm = not is_busy and (self._lead is None or self._lead.prober.probe is None)
         self._rest = min(2 * self._rest + 1, _LONGEST_REST) if is_calm else 0
         return self._given
 
