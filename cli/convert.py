@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..limits import MAX_THREADS
 from .options import spread
 from .progress import conversion_bar
 
@@ -71,7 +72,7 @@ class WorkArgs:
     """How the work is done, and what is said of it."""
 
     threads: Annotated[
-        int, typer.Option("-t", "--threads", min=0, max=512, help="0: every core.")
+        int, typer.Option("-t", "--threads", min=0, max=MAX_THREADS, help="0: every core.")
     ] = 0
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List every tensor and what it takes; write nothing.")

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from ..limits import MAX_THREADS
+
 __all__ = ["worker"]
 
 
@@ -28,7 +30,7 @@ def worker(
         typer.Option(metavar="SIZE", help="Memory to lend of each device.", show_default="all"),
     ] = None,
     threads: Annotated[
-        int, typer.Option("-t", "--threads", min=0, max=512, help="0: all cores.")
+        int, typer.Option("-t", "--threads", min=0, max=MAX_THREADS, help="0: all cores.")
     ] = 0,
     allow_remote: Annotated[
         bool, typer.Option("--allow-remote", help="Listen for other machines, unprotected.")

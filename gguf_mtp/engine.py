@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 
 from gguf_mtp.decision import Depth
 from gguf_mtp.drafting import Drafting
-from gguf_mtp.errors import ContextFull, DecodeError
+from gguf_mtp.errors import NO_CELLS, ContextFull, DecodeError
 from gguf_mtp.limits import EngineLimits
 from gguf_mtp.pace import Pace
 from gguf_mtp.params import PLAIN, AnswerOptions, SamplingParams
@@ -31,8 +31,6 @@ from gguf_mtp.types import Chunk, Decoder, Drafter, FinishReason, Output, Rows, 
 
 log = logging.getLogger(__name__)
 
-NO_CELLS = 1
-"""What llama_decode returns when the KV cache has no room for the batch; nothing was stored."""
 CACHE_FULL = "the KV cache was full: idle prefixes were dropped"
 
 

@@ -53,8 +53,12 @@ class Unavailable(GgufMtpError):
     """The server cannot take a request now, or will not finish it."""
 
 
+NO_CELLS = 1
+"""What llama_decode returns when the KV cache has no room for the batch; nothing was stored."""
+
+
 class DecodeError(GgufMtpError):
-    """`llama_decode` failed with `code`: 1 no cells, -1 a refused batch, others a failed pass."""
+    """`llama_decode` failed with `code`: `NO_CELLS`, -1 a refused batch, others a failed pass."""
 
     def __init__(self, code: int, what: str) -> None:
         super().__init__(f"{what} (llama_decode returned {code})")

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from gguf_mtp.errors import ContextFull, RequestError
 
+MAX_THREADS = 512
+"""ggml's own bound; with millions of them OpenMP ends the process."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:

@@ -10,7 +10,7 @@ from typing import Any
 
 import llama_cpp as L
 
-from gguf_mtp.errors import CannotRewind, DecodeError, LoadFailed, SavedStateError
+from gguf_mtp.errors import NO_CELLS, CannotRewind, DecodeError, LoadFailed, SavedStateError
 from gguf_mtp.llama.batch import Batch
 from gguf_mtp.llama.binding import nextn
 from gguf_mtp.llama.buffer import Buffer
@@ -22,8 +22,6 @@ from gguf_mtp.types import Output, Rows, Step
 
 REFUSED = -1
 """llama_decode's code for a batch it does not take; ours for one it must not see."""
-NO_CELLS = 1
-"""llama_decode's code when the cache has no room; nothing was stored, as with `REFUSED`."""
 
 _FLASH = {"auto": -1, "off": 0, "on": 1}
 CACHE_TYPE_NUMBERS = {t.name.lower(): number for number, t in TENSOR_TYPES.items()}
