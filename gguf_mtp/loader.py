@@ -21,7 +21,7 @@ from gguf_mtp.depth import AutoDepth, DepthOptions, depth_for
 from gguf_mtp.drafters.names import wished
 from gguf_mtp.engine import Engine
 from gguf_mtp.errors import RequestError
-from gguf_mtp.limits import EngineLimits
+from gguf_mtp.limits import MAX_THREADS, EngineLimits
 from gguf_mtp.lineup import Lineup, line_up
 from gguf_mtp.lineup import Wishes as DraftWishes
 from gguf_mtp.model_file import metadata
@@ -37,8 +37,6 @@ log = logging.getLogger(__name__)
 
 DRAFT_MAX = 8
 """Draft tokens per round when the user names no bound; the depth decision rarely goes so far."""
-MAX_THREADS = 512
-"""ggml's own bound; with millions of them OpenMP ends the process."""
 IDLE_SHARE = 0.02
 """What idle prefixes may slow the active sequences by."""
 
@@ -110,8 +108,8 @@ def load(path: str | Path, options: LoadOptions | None = None) -> Session:
             n_seq=options.n_seq,
             n_batch=target.options.n_batch,
             end_tokens=model.vocab.end_tokens,
-            fingerprint=_fingerprint([facts, lineup.side, lineup.model], subject.contexts),
-            n_idle=_idle_cells(subject),
+            fingerprint=_fingerprint([facts, lineup.side, lineup.model], settled.subject.contexts),
+            n_idle=_idle_cells(settled.subject),
         )
         depth = _depth(options, frame, limits.fingerprint, stack)
         engine = Engine(target, drafters, depth, limits)
@@ -139,8 +137,6 @@ def _subject(facts: ModelFacts, lineup: Lineup, options: LoadOptions, n_ctx: int
     n_draft = options.draft_max if lineup.names else 0
     n_batch = options.placement.n_batch
     sizes = sizing.contexts(n_ctx, options.n_seq, n_draft, "mtp" in lineup.names, n_batch)
-    wishes = _wishes(options)
-    sizes = replace(sizes, cache_k=wishes.cache_k, cache_v=wishes.cache_v)
     return Subject(facts, sizing.with_states(sizes, facts, n_draft), lineup.side)
 
 

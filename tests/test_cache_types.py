@@ -10,12 +10,13 @@ from gguf_mtp import memory, sizing
 from gguf_mtp.demo import demo_model
 from gguf_mtp.errors import LoadFailed, SavedStateError
 from gguf_mtp.lineup import Lineup
-from gguf_mtp.loader import LoadOptions, _fingerprint, _idle_cells, _subject, load
+from gguf_mtp.loader import LoadOptions, _fingerprint, _idle_cells, _subject, _wishes, load
 from gguf_mtp.model_file import metadata
 from gguf_mtp.model_file.traffic import kv_per_cell
 from gguf_mtp.offload import Contexts, Device, Host, Machine, Subject
 from gguf_mtp.offload.advice import context_refusal
 from gguf_mtp.params import SamplingParams
+from gguf_mtp.placement import settle
 from gguf_mtp.types import ModelFacts
 from gguf_mtp.wishes import Placement
 from tests.placements import facts_of
@@ -32,7 +33,7 @@ def grouped() -> ModelFacts:
 
 def loaded(cache_k: str, cache_v: str, strict: bool = False) -> Subject:
     options = LoadOptions(placement=Placement(cache_k=cache_k, cache_v=cache_v), strict=strict)
-    return _subject(grouped(), Lineup(), options, 4096)
+    return settle(_subject(grouped(), Lineup(), options, 4096), _wishes(options)).subject
 
 
 def test_keys_and_values_are_counted_each_in_its_type() -> None:
