@@ -40,11 +40,7 @@ _RECURRENT = frozenset(
         "nemotron_h", "nemotron_h_moe", "plamo2", "qwen4exp", "rwkv6", "rwkv6qwen2", "rwkv7",
     ]
 )  # fmt: skip
-
-
-_NOT_TESTED = (
-    "deepseek4", "glm5-next", "kimi-k3", "lfm2moe", "qwen4exp",
-)  # fmt: skip
+_NOT_TESTED = ("deepseek4", "glm5-next", "kimi-k3", "lfm2moe", "qwen4exp")
 """Others of which llama.cpp keeps states."""
 
 

@@ -15,7 +15,14 @@ from gguf_mtp.model_file.header import Header
 from gguf_mtp.model_file.hparams import Hparams
 from gguf_mtp.model_file.layers import why_no_draft
 
-__all__ = ["GRAPHS", "why_not_draft", "why_not_known", "why_not_run"]
+__all__ = [
+    "GRAPHS",
+    "why_no_experts",
+    "why_not_draft",
+    "why_not_heads",
+    "why_not_known",
+    "why_not_run",
+]
 
 GRAPHS = ("glm4moe", "hy_v3")
 """Architectures with an MTP graph over a plain attention cache."""
@@ -38,12 +45,21 @@ def why_not_known(hparams: Hparams) -> str:
 
 def why_not_run(_: Header, hparams: Hparams) -> str | None:
     """What would abort the process in a plain run, or None."""
+    return why_not_heads(hparams) or why_no_experts(hparams)
+
+
+def why_not_heads(hparams: Hparams) -> str | None:
+    """Attention without MLA has keys as wide as values."""
     key, value = (hparams.count(f"attention.{part}_length", 0) for part in ("key", "value"))
-    if key != value:
-        return f"its heads have {key} key and {value} value dimensions, but must have as many"
-    if hparams.arch == "glm4moe" and not hparams.count("expert_count", 0):
-        return "it has no experts"
-    return None
+    if key == value:
+        return None
+    return f"its heads have {key} key and {value} value dimensions, but must have as many"
+
+
+def why_no_experts(hparams: Hparams) -> str | None:
+    """A mixture of experts, by its name, must have some."""
+    is_without = hparams.arch.endswith("moe") and not hparams.count("expert_count", 0)
+    return "it has no experts" if is_without else None
 
 
 def why_not_draft(header: Header, hparams: Hparams) -> str | None:

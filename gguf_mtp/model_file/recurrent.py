@@ -11,19 +11,19 @@ from __future__ import annotations
 from gguf_mtp.model_file.header import Header
 from gguf_mtp.model_file.hparams import Hparams
 from gguf_mtp.model_file.layers import kept
+from gguf_mtp.model_file.nextn import why_no_experts, why_not_heads
 
 __all__ = ["why_not_run"]
 
 
 def why_not_run(_: Header, hparams: Hparams) -> str | None:
     """What would abort the process in a plain run, or None."""
-    if hparams.arch.endswith("moe") and not hparams.count("expert_count", 0):
-        return "it has no experts"
     if hparams.arch == "bailingmoe3":
         return _why_not_kda(hparams)
-    key, value = (hparams.count(f"attention.{part}_length", 0) for part in ("key", "value"))
-    if key != value:
-        return f"its heads have {key} key and {value} value dimensions, but must have as many"
+    return why_no_experts(hparams) or why_not_heads(hparams) or _why_not_state(hparams)
+
+
+def _why_not_state(hparams: Hparams) -> str | None:
     n_head, inner = hparams.count("ssm.time_step_rank"), hparams.count("ssm.inner_size")
     n_group, size = hparams.count("ssm.group_count"), hparams.count("ssm.state_size")
     is_delta_net = hparams.arch.startswith("qwen")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gguf_mtp.model_file.layers import kept
+from gguf_mtp.model_file.layers import Kept, kept
 from gguf_mtp.model_file.traffic import expert_share, is_routed, layer_of
 from gguf_mtp.offload.devices import CPU
 from gguf_mtp.offload.parts import Subject
@@ -58,13 +58,13 @@ def seconds(plan: OffloadPlan, subject: Subject, n_rows: int) -> float:
             continue
         n_bytes = tensor.n_bytes * (share if is_routed(tensor.name) else 1.0)
         total += n_bytes / bandwidth(plan, tensor.device)
-    return total + sum(_cache_seconds(plan, subject, i) for i in range(plan.n_layer))
+    kinds = kept(subject.facts.kv, subject.facts.architecture, plan.n_layer)
+    return total + sum(_cache_seconds(plan, i, what) for i, what in enumerate(kinds))
 
 
-def _cache_seconds(plan: OffloadPlan, subject: Subject, layer: int) -> float:
+def _cache_seconds(plan: OffloadPlan, layer: int, what: Kept) -> float:
     """Of rows, those there are; of states, one."""
-    facts, contexts = subject.facts, plan.contexts
-    what = (*kept(facts.kv, facts.architecture, facts.n_layer), "rows")[layer]
+    contexts = plan.contexts
     share = FILL if what == "rows" else 1 / (contexts.n_seq * (1 + contexts.n_rewind))
     return share * plan.caches[layer] / bandwidth(plan, plan.cache_device(layer))
 
@@ -82,7 +82,7 @@ def _draft_seconds(plan: OffloadPlan, subject: Subject) -> float:
     total = sum(
         t.n_bytes * (share if is_routed(t.name) else 1.0) / bandwidth(plan, t.device) for t in read
     )
-    return total + _cache_seconds(plan, subject, plan.n_layer)
+    return total + _cache_seconds(plan, plan.n_layer, "rows")
 
 
 def _is_blocks(name: str, file: str, plan: OffloadPlan) -> bool:
