@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from typing import Any, NamedTuple
@@ -40,22 +40,26 @@ class Server(NamedTuple):
     api_key: str | None = None
 
 
+@contextmanager
+def posted(server: Server, body: Mapping[str, Any]) -> Iterator[HTTPResponse]:
+    """The response to a chat completion's request. Raises `OSError` and `HTTPException`."""
+    parts = urlsplit(server.url)
+    with closing(HTTPConnection(parts.hostname or "", parts.port, timeout=TIMEOUT_S)) as connection:
+        headers = {"Content-Type": "application/json"}
+        if server.api_key:
+            headers["Authorization"] = f"Bearer {server.api_key}"
+        connection.request("POST", f"{parts.path}/chat/completions", json.dumps(body), headers)
+        yield connection.getresponse()
+
+
 def ask(server: Server, body: Mapping[str, Any], leave_after: int | None = None) -> Asked:
     """Streams a chat completion; leaves after so many pieces, unless None. Never raises for what a
     server or the network does."""
     asked = Asked()
     start = time.perf_counter()
     try:
-        parts = urlsplit(server.url)
-        with closing(
-            HTTPConnection(parts.hostname or "", parts.port, timeout=TIMEOUT_S)
-        ) as connection:
-            headers = {"Content-Type": "application/json"}
-            if server.api_key:
-                headers["Authorization"] = f"Bearer {server.api_key}"
-            whole = {**body, "stream": True, "return_token_ids": True}
-            connection.request("POST", f"{parts.path}/chat/completions", json.dumps(whole), headers)
-            _read(connection.getresponse(), asked, start, leave_after)
+        with posted(server, {**body, "stream": True, "return_token_ids": True}) as response:
+            _read(response, asked, start, leave_after)
     except (OSError, HTTPException, ValueError) as error:
         asked.error = f"{type(error).__name__}: {error}"
     asked.seconds = time.perf_counter() - start

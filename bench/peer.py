@@ -17,14 +17,11 @@ import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing
-from http.client import HTTPConnection, HTTPException
-from pathlib import Path
+from http.client import HTTPException
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
-_PROMPTS = Path(__file__).parent / "prompts" / "held_out_by_kind.json"
-TIMEOUT_S = 300.0
+from .client import Server, posted
+from .workloads import questions_by_kind
 
 
 class Answer(NamedTuple):
@@ -49,17 +46,13 @@ class Row(NamedTuple):
 
 def ask(url: str, question: str, n_tokens: int) -> Answer:
     """Raises `RuntimeError` for anything but an answer."""
-    parts = urlsplit(url)
     body = {
         "messages": [{"role": "user", "content": question}],
         "temperature": 0,
         "max_tokens": n_tokens,
     }
     start = time.perf_counter()
-    with closing(HTTPConnection(parts.hostname or "", parts.port, timeout=TIMEOUT_S)) as connection:
-        headers = {"Content-Type": "application/json"}
-        connection.request("POST", f"{parts.path}/chat/completions", json.dumps(body), headers)
-        response = connection.getresponse()
+    with posted(Server(url), body) as response:
         said = response.read()
     seconds = time.perf_counter() - start
     if response.status != 200:
@@ -119,7 +112,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=5, help="in a round")
     parser.add_argument("--max-tokens", type=int, default=64)
     args = parser.parse_args()
-    kinds: dict[str, list[str]] = json.loads(_PROMPTS.read_text(encoding="utf-8"))
+    kinds = questions_by_kind()
     if any("=http" not in one for one in args.servers):
         parser.error("each server is NAME=URL, its URL ending in /v1")
     servers = dict(one.rsplit("=", 1) for one in args.servers)

@@ -21,12 +21,11 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from .client import Asked, Server, ask
+from .workloads import questions_by_kind
 
-_PROMPTS = Path(__file__).parent / "prompts" / "held_out_by_kind.json"
 LENGTHS = (8, 32, 128)
 """max_tokens of the requests, each as often."""
 LEAVING = 0.1
@@ -59,7 +58,7 @@ class Level(NamedTuple):
 
 
 def measure(server: Server, load: Load) -> Level:
-    questions = [q for kind in json.loads(_PROMPTS.read_text()).values() for q in kind]
+    questions = [q for kind in questions_by_kind().values() for q in kind]
 
     def client(index: int) -> list[Asked]:
         rng = random.Random(f"{load.seed} {load.n_clients} {index}")

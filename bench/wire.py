@@ -80,19 +80,18 @@ def measure(path: Path, endpoint: str, placement: Placement, depth: int) -> dict
         loading = count.sent
         for _ in session.complete(PROMPT, GREEDY, 8):  # graphs are stored with the worker
             pass
-        sent, received, n_tokens, n_rounds = count.sent, count.received, 0, -1
-        for piece in session.complete(PROMPT + " what?", GREEDY, 64):
-            n_rounds += 1
-            if n_rounds < 2:  # the prompt was read, and a round's graph stored with the worker
+        sizes = []
+        for i, piece in enumerate(session.complete(PROMPT + " what?", GREEDY, 64)):
+            if i < 2:  # the prompt was read, and a round's graph stored with the worker
                 sent, received = count.sent, count.received
             else:
-                n_tokens += len(piece.chunk.tokens)
-    n, n_rounds = max(n_tokens, 1), max(n_rounds - 1, 1)
+                sizes.append(len(piece.chunk.tokens))
+    n = max(sum(sizes), 1)
     return {
         "loading_mb": round(loading / 1e6, 1),
         "sent_kb_per_token": round((count.sent - sent) / n / 1e3, 2),
         "received_kb_per_token": round((count.received - received) / n / 1e3, 2),
-        "tokens_per_round": round(n_tokens / n_rounds, 2),
+        "tokens_per_round": round(n / max(len(sizes), 1), 2),
     }
 
 

@@ -29,9 +29,15 @@ class Workload(NamedTuple):
         return [self.prompts[(index * n + i) % len(self.prompts)] for i in range(n)]
 
 
+def questions_by_kind() -> dict[str, list[str]]:
+    """Definitions, facts and code, as people ask for them."""
+    kinds: dict[str, list[str]] = json.loads(_PROMPTS.read_text(encoding="utf-8"))
+    return kinds
+
+
 def workload(name: str, session: Session, seed: int = 0) -> Workload:
     """The workload `name` in the tokens of `session`'s model. Raises `KeyError` if unknown."""
-    kinds: dict[str, list[str]] = json.loads(_PROMPTS.read_text(encoding="utf-8"))
+    kinds = questions_by_kind()
     rng = random.Random(seed)
     if name == "repetition":
         return Workload(name, [_quoted(session, rng.sample(kinds["facts"], 3)) for _ in range(30)])
