@@ -172,9 +172,8 @@ class Engine:
         self.drafting.observe(certain)
         times = Times(start, step.seconds, self.drafting.seconds_of)
         seconds = self._count(list(zip(turns, outcomes, strict=True)), prompts, times)
-        reading = [
-            Chunk(r.id, [], 0) for s, r in self._slots.active() if s.seq in {p.seq for p in prompts}
-        ]
+        unfinished = {r.seq for r in prompts}
+        reading = [Chunk(r.id, [], 0) for s, r in self._slots.active() if s.seq in unfinished]
         emitted = [self._emit(t, o) for t, o in zip(turns, outcomes, strict=True)]  # 6 emit
         self._uncounted_s = time.perf_counter() - start - seconds
         return emitted + reading
@@ -226,9 +225,9 @@ class Engine:
         n_prompt |= {t.seq: t.n_prompt for t, _ in judged if t.n_prompt}
         if n_prompt:
             self._pace.see(sum(n_prompt.values()), times.target_s)
-        for slot, request in self._slots.active():
-            if slot.seq in n_prompt:
-                request.stats.count_prompt(n_prompt[slot.seq], seconds)
+            for slot, request in self._slots.active():
+                if slot.seq in n_prompt:
+                    request.stats.count_prompt(n_prompt[slot.seq], seconds)
         for turn, outcome in judged:
             turn.count(outcome, times, seconds)
         n_prefill = sum(n_prompt.values())
