@@ -9,6 +9,16 @@ from typing import Any
 NAMES = ["name", "id", "größe", 'quo"te', "a b", "x", "next", "list", "nested-key", "日本"]
 PATTERNS = ["[a-z]{1,8}", "\\d{3}-\\d{2}", "(red|green|blue)!?", "[A-Z][a-z]{0,6}", "x*y{2,3}"]
 FORMATS = ["date", "time", "date-time", "uuid", "ipv4"]
+CITY: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 12},
+        "days": {"type": "integer", "minimum": 1, "maximum": 14},
+    },
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+"""What tools ask for in tests: short, so that every answer can end."""
 
 
 def random_schema(rng: random.Random, depth: int = 3) -> dict[str, Any]:

@@ -18,19 +18,11 @@ from gguf_mtp.server.plan import Served, plan_chat
 from gguf_mtp.server.schemas import ChatRequest
 from gguf_mtp.session import Session, Wishes
 from tests.chat_formats import R1, V3, V31
+from tests.schemas import CITY
 from tests.serving import Server, serving
 
 pytestmark = [pytest.mark.native, pytest.mark.server]
 
-CITY = {
-    "type": "object",
-    "properties": {
-        "city": {"type": "string", "maxLength": 12},
-        "days": {"type": "integer", "minimum": 1, "maximum": 14},
-    },
-    "required": ["city", "days"],
-    "additionalProperties": False,
-}
 TOOLS = [{"type": "function", "function": {"name": n, "parameters": CITY}} for n in ("get", "put")]
 HOT = {"temperature": 1.5, "top_p": 1.0, "min_p": 0.0, "max_tokens": 300}
 

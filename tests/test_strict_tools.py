@@ -18,6 +18,7 @@ from gguf_mtp.server.schemas import ChatRequest
 from gguf_mtp.session import Session
 from gguf_mtp.types import Chunk
 from tests.chat_formats import V31
+from tests.schemas import CITY
 from tests.scripted import ByteVocab
 from tests.test_server_constraints import (
     CALL,
@@ -114,18 +115,9 @@ def test_a_promise_that_cannot_be_kept_is_refused() -> None:
 
 # -- with the demo model's own tokens ------------------------------------------------------------
 
-WEATHER = {
-    "type": "object",
-    "properties": {
-        "city": {"type": "string", "maxLength": 12},
-        "days": {"type": "integer", "minimum": 1, "maximum": 14},
-    },
-    "required": ["city", "days"],
-    "additionalProperties": False,
-}
 ASK: dict[str, Any] = {
     "messages": [{"role": "user", "content": "What is the weather in Paris?"}],
-    "tools": strict([{"type": "function", "function": {"name": "get", "parameters": WEATHER}}]),
+    "tools": strict([{"type": "function", "function": {"name": "get", "parameters": CITY}}]),
     "temperature": 1.5,
     "max_tokens": 200,
 }
@@ -172,7 +164,7 @@ def test_the_text_is_the_same_however_far_is_drafted() -> None:
         for call in calls:
             name, _, arguments = call.removesuffix(CALL_END).partition(SEP)
             assert name == "get"
-            jsonschema.validate(json.loads(arguments), WEATHER)
+            jsonschema.validate(json.loads(arguments), CITY)
     n_crossed = 0
     for depth in (1, 2, 3, 4):
         drafted, n = answers(depth, "mtp")
