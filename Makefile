@@ -25,7 +25,7 @@ PYTHON ?= python3
 VENV ?= .venv
 PY := $(VENV)/bin/python
 # What `make cuda` was built with holds for every later target.
-CMAKE_ARGS ?= $(or $(shell cat $(VENV)/.cmake-args 2>/dev/null),-DGGML_RPC=ON)
+CMAKE_ARGS ?= $(or $(shell cat $(VENV)/.cmake-args 2>/dev/null),-DGGML_RPC=ON -DLLAVA_BUILD=OFF)
 CUDA_ARCH ?= $(or $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | tr -d .),90)
 CUDA_FA ?= ON
 CUDA_ARGS ?=
@@ -71,7 +71,7 @@ $(VENV)/.dev: $(VENV)/.run
 chat: $(VENV)/.run
 	@$(VENV)/bin/gguf-mtp chat $(MODEL) $(ARGS)
 
-cuda: CMAKE_ARGS := -DGGML_RPC=ON -DGGML_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=$(CUDA_ARCH) -DGGML_CUDA_FA=$(CUDA_FA) $(CUDA_ARGS)
+cuda: CMAKE_ARGS := -DGGML_RPC=ON -DLLAVA_BUILD=OFF -DGGML_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=$(CUDA_ARCH) -DGGML_CUDA_FA=$(CUDA_FA) $(CUDA_ARGS)
 cuda: | $(PY)
 	@command -v nvcc >/dev/null || { echo "make cuda needs nvcc, of NVIDIA's CUDA toolkit" >&2; exit 1; }
 	@$(MAKE) --no-print-directory setup CMAKE_ARGS="$(CMAKE_ARGS)"

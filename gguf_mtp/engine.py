@@ -54,6 +54,8 @@ class Engine:
         self._pace = Pace(limits.n_batch)
         self._queue: deque[Request] = deque()
         self._n_submitted = 0
+        self._inboxes: dict[int, deque[Chunk]] = {}  # by request, of those that `generate` reads
+        self._unclaimed: list[Chunk] = []  # of `submit`'s requests, for the next `step`
         self._uncounted_s = 0.0  # of the last round, after its time was taken
 
     @property
@@ -127,25 +129,53 @@ class Engine:
         options: AnswerOptions = PLAIN,
     ) -> Iterator[Chunk]:
         """Answers to `prompts`; a chunk's `seq` is the prompt's index. Closing the iterator
-        cancels. `options` with a constraint are for one prompt."""
+        cancels. `options` with a constraint are for one prompt.
+
+        Several iterators may be read in turn: a round that one of them runs moves all sequences,
+        and each request's chunks wait in an inbox of its own. Raises the error that a request
+        failed with.
+        """
+        inbox: deque[Chunk] = deque()
         indices = {self.submit(p, params, max_tokens, options): i for i, p in enumerate(prompts)}
+        self._inboxes |= dict.fromkeys(indices, inbox)
         try:
             while indices:
-                for chunk in self.step():
-                    index = indices.get(chunk.seq)
-                    if index is not None:
-                        if chunk.finish_reason:
-                            del indices[chunk.seq]
-                        yield chunk._replace(seq=index)
+                while not inbox:
+                    self._unclaimed += self._distribute(self._round())
+                chunk = inbox.popleft()
+                index = indices[chunk.seq]
+                if chunk.finish_reason:
+                    del indices[chunk.seq], self._inboxes[chunk.seq]
+                if chunk.error is not None:
+                    raise chunk.error
+                yield chunk._replace(seq=index)
         finally:
             for id_ in indices:
+                del self._inboxes[id_]
                 self.cancel(id_)
 
     def step(self) -> list[Chunk]:
         """One round for every active sequence; a chunk for each, empty while its prompt is read.
 
-        Raises `DecodeError` from the target: then no sequence has moved.
+        Chunks of requests that `generate` submitted go to its iterators. Raises `DecodeError` from
+        the target: then no sequence has moved.
         """
+        chunks = self._distribute(self._round())
+        earlier, self._unclaimed = self._unclaimed, []
+        return earlier + chunks
+
+    def _distribute(self, chunks: Sequence[Chunk]) -> list[Chunk]:
+        """Puts chunks into the inboxes of their iterators; returns those that have none."""
+        unclaimed = []
+        for chunk in chunks:
+            inbox = self._inboxes.get(chunk.seq)
+            if inbox is None:
+                unclaimed.append(chunk)
+            else:
+                inbox.append(chunk)
+        return unclaimed
+
+    def _round(self) -> list[Chunk]:
         start = time.perf_counter() - self._uncounted_s
         self._admit()
         turns = [Turn(s, r) for s, r in self._slots.active() if self._slots.is_read(s)]
@@ -210,7 +240,7 @@ class Engine:
         pos = len(tokens) - 1
         tokens += outcome.committed
         turn.request.chain.commit(outcome.committed)
-        if outcome.finish == "stop":
+        if outcome.finish in ("stop", "failed"):
             n += 1  # what the end follows is decoded and certain, and may be all that can be kept
         self._target.rewind(turn.seq, pos + n)
         return _seen(Rows(turn.seq, turn.first, tokens[turn.first : pos + n]), output)
@@ -247,14 +277,19 @@ class Engine:
             logprobs=outcome.logprobs,
             source=turn.draft.source,
             n_drafted=len(turn.draft.tokens),
+            error=outcome.error,
         )
         return self._finish(turn.slot, chunk, outcome.finish) if outcome.finish else chunk
 
     def _finish(self, slot: Slot, chunk: Chunk, reason: FinishReason) -> Chunk:
-        """Frees the slot. Its tokens stay, cut to what the target has decoded and one more."""
+        """Frees the slot. Its tokens stay, cut to what the target has decoded and one more, unless
+        the request failed."""
         request = slot.request
         assert request
-        self._slots.release(slot)
+        if reason == "failed":
+            self._slots.discard(slot)
+        else:
+            self._slots.release(slot)
         self.depth.forget(slot.seq)
         self.totals += request.stats
         return chunk._replace(finish_reason=reason, stats=request.stats)

@@ -8,6 +8,7 @@
     │   └── ContextFull            the prompt does not fit the context
     ├── Unavailable                the server cannot take a request, or will not finish it
     ├── DecodeError                llama_decode failed; carries its code
+    ├── BadLogits                  the target computed logits that are no numbers
     ├── SavedStateError            a saved sequence that is damaged or belongs to another model
     ├── CannotRewind               a KV cache refused to drop its last rows; nothing was changed
     └── ConversionError            a checkpoint that cannot be converted; names the file or tensor
@@ -63,6 +64,17 @@ class DecodeError(GgufMtpError):
     def __init__(self, code: int, what: str) -> None:
         super().__init__(f"{what} (llama_decode returned {code})")
         self.code = code
+
+
+class BadLogits(GgufMtpError):
+    """The target computed NaN or infinite logits for the token at `position` of its sequence."""
+
+    def __init__(self, position: int, value: float) -> None:
+        super().__init__(
+            f"the model computed {value} as a logit of the token at position {position}: its file "
+            "is damaged, or its values overflow on this device"
+        )
+        self.position = position
 
 
 class CannotRewind(GgufMtpError):

@@ -76,7 +76,8 @@ class LoadOptions:
             raise RequestError(f"{self.n_threads} threads are more than ggml's {MAX_THREADS}")
         wished(self.draft)
         DepthOptions(self.draft_min, self.draft_max, self.draft_p_min)
-        if self.strict and (self.placement.cache_k != "f16" or self.placement.flash == "on"):
+        kinds = {self.placement.cache_k, self.placement.cache_v}
+        if self.strict and (kinds - {"f16", "f32"} or self.placement.flash == "on"):
             raise RequestError(
                 "--strict means an F32 cache and no flash attention: no other --cache-type, no "
                 "--flash-attn on"

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gguf_mtp.decision import Judged, Rested, Round
+from gguf_mtp.errors import BadLogits
 from gguf_mtp.params import PLAIN, AnswerOptions, SamplingParams
 from gguf_mtp.sampling.chain import Chain
 from gguf_mtp.sampling.logprobs import TokenLogprobs, logprobs_of
@@ -72,7 +73,8 @@ class Outcome(NamedTuple):
 
     `committed` tokens join the answer. The target looked at `n_judged` draft tokens and agreed with
     `n_accepted`; an end token that was drafted rightly counts in both, what lies behind it in
-    neither. `logprobs` go with the committed tokens when the request asked for them.
+    neither. `logprobs` go with the committed tokens when the request asked for them. `error` says
+    why the sequence "failed".
     """
 
     committed: list[int]
@@ -80,6 +82,7 @@ class Outcome(NamedTuple):
     n_accepted: int
     finish: FinishReason | None
     logprobs: list[TokenLogprobs] | None = None
+    error: BadLogits | None = None
 
 
 class Turn:
@@ -106,10 +109,13 @@ class Turn:
 
     def judge(self, logits: Floats, end_tokens: frozenset[int]) -> Outcome:
         """Verifies the draft against the target's `logits`, float32 [len(draft) + 1, n_vocab], and
-        cuts the result where the answer ends."""
+        cuts the result where the answer ends. Logits that are no numbers end it at once."""
         chain = self.request.chain
         tokens = self.draft.tokens
-        verdict = verify(self.draft, lambda k: chain.law(logits[k], tokens[:k]), chain)
+        try:
+            verdict = verify(self.draft, lambda k: chain.law(logits[k], tokens[:k]), chain)
+        except BadLogits as error:
+            return Outcome([], 0, 0, "failed", error=error)
         options = self.request.options
         if options.stop_tokens:
             end_tokens |= options.stop_tokens
@@ -122,7 +128,7 @@ class Turn:
 
     def count(self, outcome: Outcome, times: Times, seconds: float) -> None:
         """Adds the round, which took `seconds`, to the request's statistics."""
-        committed, n_judged, n_accepted, *_ = outcome
+        committed, n_judged, n_accepted = outcome[:3]
         self.request.n_left -= len(committed)
         if self.n_prompt:
             self.request.stats.count_first(len(committed))

@@ -68,6 +68,11 @@ class Slots:
         self._use(slot)
         self._limit_idle()
 
+    def discard(self, slot: Slot) -> None:
+        """Ends the slot's request and empties its caches: what they hold cannot be trusted."""
+        slot.request = None
+        self._empty(slot)
+
     def evict_idle(self) -> bool:
         """Empties the idle slots; whether that freed any cell."""
         idle = [s for s in self._slots if not s.request and self._target.n_past(s.seq)]

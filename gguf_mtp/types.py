@@ -1,7 +1,7 @@
 """The nouns that every module shares, and the seams between them.
 
 Values are frozen dataclasses or named tuples; seams are Protocols. This module imports numpy,
-`stats` and `logprobs`: whoever has read it knows what travels through the engine.
+`errors`, `stats` and `logprobs`: whoever has read it knows what travels through the engine.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from gguf_mtp.errors import GgufMtpError
 from gguf_mtp.sampling.logprobs import TokenLogprobs
 from gguf_mtp.stats import Stats
 
 Floats = NDArray[np.float32]
-FinishReason = Literal["stop", "length", "cancelled"]
+FinishReason = Literal["stop", "length", "cancelled", "failed"]
 
 
 class Distribution(NamedTuple):
@@ -179,7 +180,8 @@ class Chunk(NamedTuple):
 
     `tokens` are committed, an end token never among them; the first `n_from_draft` were drafted,
     out of `n_drafted` by the drafter `source`.
-    `logprobs` has an entry for each of them when the request asked for it.
+    `logprobs` has an entry for each of them when the request asked for it. `error` is why a request
+    "failed".
     """
 
     seq: int
@@ -190,6 +192,7 @@ class Chunk(NamedTuple):
     logprobs: Sequence[TokenLogprobs] | None = None
     source: str = ""
     n_drafted: int = 0
+    error: GgufMtpError | None = None
 
 
 class TensorInfo(NamedTuple):

@@ -6,7 +6,6 @@ python -m tests.screenshots docs
 from __future__ import annotations
 
 import sys
-import tempfile
 from pathlib import Path
 
 from tests.browser import Tab, browser
@@ -29,19 +28,15 @@ def main(folder: Path) -> None:
         "--log",
         "off",
     )
-    with (
-        tempfile.TemporaryDirectory() as profile,
-        process(*options) as running,
-        browser(Path(profile)) as pipe,
-    ):
+    with process(*options) as running, browser() as started:
         for name, (width, height, dark) in LOOKS.items():
-            tab = Tab(pipe)
+            tab = Tab(started)
             tab.look(width, height, dark=dark)
             tab.open(running.url.removesuffix("v1"))
             for n, question in enumerate(QUESTIONS, start=1):
                 tab.click("#text")
                 tab.type(question)
-                tab.press("Enter", 13)
+                tab.press("Enter")
                 tab.wait(f"document.querySelectorAll('.assistant:not(.writing)').length === {n}")
             assert tab.complaints() == []
             (folder / f"{name}.png").write_bytes(tab.picture())

@@ -11,13 +11,14 @@ import pytest
 
 from gguf_mtp.depth import FixedDepth
 from gguf_mtp.drafters.mtp import MtpDrafter
+from gguf_mtp.drafters.run import Run
 from gguf_mtp.engine import Engine
-from gguf_mtp.errors import ContextFull, DecodeError, RequestError
+from gguf_mtp.errors import BadLogits, ContextFull, DecodeError, RequestError
 from gguf_mtp.limits import EngineLimits
 from gguf_mtp.params import SamplingParams
 from gguf_mtp.sampling.chain import Chain
 from gguf_mtp.stats import Stats
-from gguf_mtp.types import Chunk
+from gguf_mtp.types import Ask, Chunk, Limit
 from tests.fakes import N_VOCAB, FakeMtp, FakeTarget, logits_after
 
 GREEDY = SamplingParams(temperature=0)
@@ -347,3 +348,104 @@ def test_the_same_seed_gives_the_same_text() -> None:
     assert texts[0] == texts[1]
     other = collect(engine_of(FakeTarget(), 2), [[3, 1]], 30, dataclasses.replace(params, seed=12))
     assert other[0] != texts[0]
+
+
+# -- several readers of one engine --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n_seq", [1, 2, 3])
+def test_answers_read_in_turn_lose_nothing(n_seq: int) -> None:
+    """Whoever's turn it is runs the round; the others' chunks wait for them."""
+    limits = dataclasses.replace(NO_END, n_seq=n_seq)
+    engine = engine_of(FakeTarget(n_seq), 2, limits)
+    prompts = [[3, 1, 4], [2, 7], [5, 5, 5, 6]]
+    left = [engine.generate([prompt], GREEDY, 30) for prompt in prompts]
+    answers: list[list[int]] = [[], [], []]
+    for _ in range(200):
+        for answer, chunks in zip(answers, left, strict=True):
+            answer += next(chunks, Chunk(0, [], 0)).tokens
+    assert answers == [greedy(prompt, 30) for prompt in prompts]
+    assert engine.is_idle
+
+
+def test_a_second_answer_while_the_first_is_held() -> None:
+    engine = engine_of(FakeTarget(2), 1, dataclasses.replace(NO_END, n_seq=2))
+    held = engine.generate([[3, 1, 4]], GREEDY, 20)
+    first = list(next(held).tokens)
+    [answer], _ = collect(engine, [[2, 7]], 30)
+    assert answer == greedy([2, 7], 30)
+    for chunk in held:
+        first += chunk.tokens
+    assert first == greedy([3, 1, 4], 20)
+
+
+def test_a_round_that_generate_runs_keeps_the_chunks_of_submitted_requests() -> None:
+    engine = engine_of(FakeTarget(2), 1, dataclasses.replace(NO_END, n_seq=2))
+    id_ = engine.submit([2, 7], GREEDY, 12)
+    collect(engine, [[3, 1, 4]], 30)
+    tokens: list[int] = []
+    reason = None
+    while reason is None:
+        for chunk in engine.step():
+            assert chunk.seq == id_
+            tokens += chunk.tokens
+            reason = chunk.finish_reason
+    assert tokens == greedy([2, 7], 12)
+
+
+# -- logits that are no numbers ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize(
+    "params", [GREEDY, SamplingParams(seed=1), SamplingParams(top_k=0, seed=2)]
+)
+def test_logits_that_are_no_numbers_end_one_request_in_a_sentence(
+    bad: float, params: SamplingParams
+) -> None:
+    """One sequence's are bad at one place; the other's answer is its own, and so is the next."""
+    is_broken = True
+
+    def law(tokens: Sequence[int]) -> np.ndarray:
+        logits = logits_after(tokens)
+        if is_broken and tokens[0] == 3 and len(tokens) == 9:
+            logits[4] = bad
+        return logits
+
+    def alone(prompt: list[int]) -> list[int]:
+        return collect(engine_of(FakeTarget(), 2), [prompt], 20, params)[0][0]
+
+    engine = engine_of(FakeTarget(2, law=law), 2, dataclasses.replace(NO_END, n_seq=2))
+    broken = engine.submit([3, 1, 4], params, 20)
+    whole = engine.submit([2, 7], params, 20)
+    chunks: dict[int, list[Chunk]] = {broken: [], whole: []}
+    while not engine.is_idle:
+        for chunk in engine.step():
+            chunks[chunk.seq].append(chunk)
+    last = chunks[broken][-1]
+    assert last.finish_reason == "failed"
+    assert isinstance(last.error, BadLogits)
+    assert last.error.position == 9
+    assert f"computed {bad} as a logit of the token at position 9" in str(last.error)
+    written = [t for c in chunks[broken] for t in c.tokens]
+    assert written == alone([3, 1, 4])[: len(written)]
+    assert [t for c in chunks[whole] for t in c.tokens] == alone([2, 7])
+    is_broken = False
+    [answer], [end] = collect(engine, [[3, 1, 4]], 20, GREEDY)
+    assert answer == greedy([3, 1, 4], 20)  # nothing of the bad cache is used again
+    assert end.stats is not None
+    assert end.stats.cached_tokens == 0
+
+
+def test_an_iterator_raises_what_its_request_failed_with() -> None:
+    engine = engine_of(FakeTarget(law=lambda _: np.full(N_VOCAB, -np.inf, np.float32)), 0)
+    with pytest.raises(BadLogits, match="position 3"):
+        collect(engine, [[3, 1, 4]])
+    assert engine.is_idle
+
+
+def test_a_drafter_whose_logits_are_no_numbers_drafts_nothing() -> None:
+    run = Run(Ask(0, [1, 2], Limit(4), Chain(SamplingParams(temperature=1.5, top_k=0), [1, 2])))
+    run.take(np.full(N_VOCAB, np.nan, np.float32))
+    assert run.draft("mtp").tokens == []
+    assert not run.wants_more

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import random
+import sys
+from collections.abc import Callable
 
 import pytest
 
 from gguf_mtp.errors import RequestError
 from gguf_mtp.grammar.gbnf import Parser
-from gguf_mtp.grammar.gbnf_lark import to_lark
+from gguf_mtp.grammar.gbnf_lark import MAX_RULES, to_lark
 from gguf_mtp.grammar.gbnf_nodes import Chars, Choice, Many, Node, Ref, Seq, Text
 from tests.words import CALL, END, SEP, STOP, grammars, may_follow
 
@@ -204,7 +206,7 @@ def test_what_is_told_apart_is_a_terminal(string: str, other: str, is_whole: boo
         ("root ::= <nobody>", "line 1, column 10: the vocabulary has no token <nobody>"),
         ("root ::= <nobody", "line 1, column 10: expected a token"),
         ("root ::= " + "(" * 200, "line 1, column 111: more than 100 nested groups"),
-        ('root ::= "a"' + "*" * 200, "line 1, column 113: more than 100 repetitions of one item"),
+        ('root ::= "a"' + "*" * 200, "line 1, column 24: more than 10 repetitions of one item"),
     ],
 )
 def test_what_is_no_gbnf_says_where(gbnf: str, words: str) -> None:
@@ -242,3 +244,62 @@ def test_no_text_makes_anything_but_a_grammar_or_a_refusal() -> None:
         except RequestError:
             continue
     assert n_good > 100
+
+
+def _n_calls(work: Callable[[], object]) -> int:
+    """How many Python functions `work` calls: the same on every machine."""
+    n = 0
+
+    def count(_frame: object, event: str, _arg: object) -> None:
+        nonlocal n
+        n += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return n
+
+
+@pytest.mark.parametrize(
+    "item",
+    ["[a-z]* ", '"a" ', "[a-z] ", '("x" | "y") ', '[a-z]{0,9} "-" ', "([a-c] | [d-f]*)+ "],
+)
+def test_work_for_a_recursive_rule_is_bounded(item: str) -> None:
+    """100 items took 10 to 30 s, and the time grew with the third power of their number."""
+
+    def compile_(n: int) -> Callable[[], object]:
+        return lambda: to_lark("root ::= " + item * n + "root?", GRAMMARS.token)
+
+    few, many = _n_calls(compile_(100)), _n_calls(compile_(1000))
+    assert few < 1_000_000
+    assert many < 4_000_000
+
+
+def _chain(n: int) -> str:
+    rules = [f'r{i} ::= "a" r{i + 1}' for i in range(n)]
+    return "\n".join(["root ::= r0", *rules, f'r{n} ::= "b"'])
+
+
+def test_a_long_chain_of_rules_is_read_once_and_refused_where_it_would_end_the_process() -> None:
+    """8,000 rules took 28 s, and then llguidance overflowed the stack."""
+    longest = _chain(MAX_RULES - 2)
+    assert _n_calls(lambda: to_lark(longest, GRAMMARS.token)) < 150 * MAX_RULES
+    assert accepts(longest, "a" * (MAX_RULES - 2) + "b")
+    source = _chain(8000)
+    with pytest.raises(RequestError, match="has 8002 rules, but at most 1000"):
+        to_lark(source, GRAMMARS.token)
+    assert (
+        _n_calls(lambda: pytest.raises(RequestError, to_lark, source, GRAMMARS.token)) < 1_200_000
+    )
+
+
+def test_nested_repetitions_end_in_a_sentence() -> None:
+    source = "root ::= " + "(" * 100 + '"a"' + (("*" * 10) + ")") * 100
+    with pytest.raises(RequestError, match=r"line 1, column 10: this rule nests .* than 250 deep"):
+        to_lark(source, GRAMMARS.token)
+    deep = "root ::= " + '("a" | ' * 60 + '"b"' + ")*" * 60
+    assert accepts(deep, "ab")
+    assert accepts(deep + " root?", "ab")

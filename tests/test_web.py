@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from playwright.sync_api import Browser
 
 from gguf_mtp.server.app import ServerOptions
 from gguf_mtp.server.guard import Access
 from gguf_mtp.telemetry.metrics import Metrics
-from tests.browser import Pipe, Tab, browser, command
+from tests.browser import Tab, browser, command
 from tests.chat_formats import CHATML, V31
 from tests.scripted import Answer, ScriptedEngine
 from tests.serving import served_of, serving
@@ -23,16 +24,22 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipe]:
-    with browser(tmp_path_factory.mktemp("profile")) as pipe:
-        yield pipe
+def chromium() -> Iterator[Browser]:
+    with browser() as started:
+        yield started
 
 
 @pytest.fixture
-def tab(chromium: Pipe) -> Iterator[Tab]:
+def any_tab(chromium: Browser) -> Iterator[Tab]:
     made = Tab(chromium)
     yield made
-    assert made.complaints() == []
+    made.close()
+
+
+@pytest.fixture
+def tab(any_tab: Tab) -> Iterator[Tab]:
+    yield any_tab
+    assert any_tab.complaints() == []
 
 
 def replies(*texts: str) -> Callable[[str, int], Answer]:
@@ -42,7 +49,7 @@ def replies(*texts: str) -> Callable[[str, int], Answer]:
 def ask(tab: Tab, text: str) -> None:
     tab.click("#text")
     tab.type(text)
-    tab.press("Enter", 13)
+    tab.press("Enter")
 
 
 def done(tab: Tab, n_messages: int) -> None:
@@ -107,15 +114,15 @@ def test_stop_ends_the_answer_and_keeps_what_was_written(tab: Tab) -> None:
             if click:
                 tab.click("#stop")
             else:
-                tab.press("Escape", 27)
+                tab.press("Escape")
             tab.wait("!document.querySelector('.writing')")
             assert tab.run("document.querySelector('article:last-child .note').innerText") == (
                 "stopped"
             )
             assert not tab.run("document.querySelector('#send').hidden")
-            end = time.monotonic() + 10
-            while engine.cancelled[-1:] != [n]:  # noticed between two rounds
-                assert time.monotonic() < end, "the answer went on"
+            for _ in range(900):  # the cancellation is noticed between two rounds
+                if engine.cancelled[-1:] == [n]:
+                    break
                 engine.steps.release()
                 time.sleep(0.01)
         assert engine.cancelled == [1, 2]
@@ -145,7 +152,7 @@ def test_history_and_settings_survive_a_reload(tab: Tab) -> None:
         ask(tab, "France?")
         done(tab, 2)
         tab.click("#settings-open")
-        tab.press("Escape", 27)  # leaves them as they are
+        tab.press("Escape")  # leaves them as they are
         tab.click("#new")
         done(tab, 0)
         ask(tab, "Italy?")
@@ -193,8 +200,8 @@ def test_reasoning_is_folded_and_not_sent_back(tab: Tab) -> None:
     assert "Let me think" not in engine._show(engine.requests[1].prompt)
 
 
-def test_a_key_is_asked_for_and_used(chromium: Pipe) -> None:
-    tab = Tab(chromium)
+def test_a_key_is_asked_for_and_used(any_tab: Tab) -> None:
+    tab = any_tab
     engine = ScriptedEngine(replies("Paris"))
     options = ServerOptions(Access(api_key="sesame"))
     with serving(engine, served_of(engine, CHATML), options) as server:
@@ -202,7 +209,7 @@ def test_a_key_is_asked_for_and_used(chromium: Pipe) -> None:
         tab.wait("document.querySelector('dialog').open")
         assert tab.run("document.activeElement.id") == "key"
         tab.type("sesame")
-        tab.press("Enter", 13)
+        tab.press("Enter")
         tab.wait("document.querySelector('#model').innerText === 'scripted'")
         ask(tab, "France?")
         done(tab, 2)
@@ -213,8 +220,8 @@ def test_a_key_is_asked_for_and_used(chromium: Pipe) -> None:
     assert all("401" in complaint for complaint in complaints)
 
 
-def test_what_the_server_refuses_is_said(chromium: Pipe) -> None:
-    tab = Tab(chromium)
+def test_what_the_server_refuses_is_said(any_tab: Tab) -> None:
+    tab = any_tab
     engine = ScriptedEngine(replies("x"), n_ctx=60)
     with serving(engine, served_of(engine, CHATML)) as server:
         tab.open(server.url)

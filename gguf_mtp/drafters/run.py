@@ -25,7 +25,7 @@ class Run:
         chain, k = self.ask.chain, len(self.tokens)
         law, sure = chain.look(logits, self.tokens)
         p_min = self.ask.limit.p_min
-        if k < len(p_min) and sure < p_min[k]:
+        if sure == 0 or (k < len(p_min) and sure < p_min[k]):  # 0: its logits are no numbers
             self._stopped = True
             return
         self.tokens.append(chain.draw(law, self.tokens))

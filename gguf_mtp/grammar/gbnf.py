@@ -24,6 +24,11 @@ from gguf_mtp.grammar.gbnf_nodes import (
 __all__ = ["Parser"]
 
 MAX_NESTED = 100
+"""Groups inside of groups."""
+MAX_DEPTH = 250
+"""Groups, alternatives and repetitions inside of each other: what reads a rule recurses so far."""
+MAX_STACKED = 10
+"""Repetitions of one item, as in `a*?`."""
 MAX_REPEATS = 2000
 """llama.cpp's bound (`MAX_REPETITION_THRESHOLD`)."""
 
@@ -56,7 +61,12 @@ class Parser:
             if not self._take("::="):
                 raise self.wrong("expected ::=")
             self._skip(lines=True)
+            start = self.at
             found[name] = self._choice(is_nested=False)
+            if _depth(found[name]) > MAX_DEPTH:
+                raise self.wrong(
+                    f"this rule nests groups and repetitions more than {MAX_DEPTH} deep", start
+                )
             if self.at < len(self.text) and self._peek() not in "\r\n":
                 raise self.wrong("expected the end of the line")
             self._skip(lines=True)
@@ -121,7 +131,7 @@ class Parser:
         return None
 
     def _repeated(self, node: Node, is_nested: bool) -> Node:
-        for _ in range(MAX_NESTED):
+        for _ in range(MAX_STACKED + 1):
             self._skip(lines=is_nested)
             if self._take("*"):
                 node = Many(node, 0, None)
@@ -133,7 +143,7 @@ class Parser:
                 node = self._counted(node)
             else:
                 return node
-        raise self.wrong(f"more than {MAX_NESTED} repetitions of one item")
+        raise self.wrong(f"more than {MAX_STACKED} repetitions of one item")
 
     def _counted(self, node: Node) -> Node:
         start = self.at
@@ -238,6 +248,21 @@ class Parser:
         if id_ is None:
             raise self.wrong(f"the vocabulary has no token {name}", start)
         return Token(f"<[{sign}{id_}]>")
+
+
+def _depth(node: Node) -> int:
+    """How many nodes lie inside of each other, without recursion."""
+    depth, level = 0, [node]
+    while level:
+        depth += 1
+        inner: list[Node] = []
+        for one in level:
+            if isinstance(one, Seq | Choice):
+                inner += one.nodes
+            elif isinstance(one, Many):
+                inner.append(one.node)
+        level = inner
+    return depth
 
 
 def _others(ranges: list[tuple[int, int]]) -> Ranges:

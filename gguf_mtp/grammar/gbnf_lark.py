@@ -19,6 +19,9 @@ __all__ = ["lark_of", "to_lark"]
 
 MAX_DEPTH = 6
 """Of brackets inside of brackets."""
+MAX_RULES = 1000
+"""Rules that `root` leads to. llguidance follows them one inside of the other on the stack: between
+2,000 and 4,000 in a chain end the process where a thread has 8 MiB."""
 LARK = "%llguidance"
 """What a grammar in Lark begins with, as in llama.cpp; others are GBNF."""
 
@@ -41,6 +44,10 @@ def to_lark(source: str, token_of: Callable[[str], int | None]) -> str:
     if "root" not in rules:
         raise RequestError("there is no rule called root")
     used = _reachable(rules, parser)
+    if len(used) > MAX_RULES:
+        raise RequestError(
+            f"the grammar has {len(used)} rules, but at most {MAX_RULES} are allowed"
+        )
     rules = {name: rules[name] for name in used}
     is_regular = not _is_recursive(rules) and not any(parts(n, Token) for n in rules.values())
     if not is_regular:
@@ -59,22 +66,31 @@ def to_lark(source: str, token_of: Callable[[str], int | None]) -> str:
 
 def _reachable(rules: Mapping[str, Node], parser: Parser) -> list[str]:
     """The rules that `root` leads to, itself first."""
-    found = ["root"]
-    for name in found:  # grows meanwhile
+    found, left = {"root": None}, ["root"]
+    for name in left:  # grows meanwhile
         for ref in parts(rules[name], Ref):
             if ref.name not in rules:
                 raise parser.wrong(f"there is no rule called {ref.name}", ref.at)
             if ref.name not in found:
-                found.append(ref.name)
-    return found
+                found[ref.name] = None
+                left.append(ref.name)
+    return left
 
 
 def _is_recursive(rules: Mapping[str, Node]) -> bool:
     """Whether some rule leads back to itself: then not all can be put away, innermost first."""
     left = {name: {ref.name for ref in parts(rule, Ref)} for name, rule in rules.items()}
-    while leaves := [name for name, refs in left.items() if not refs & left.keys()]:
-        for name in leaves:
-            del left[name]
+    users: dict[str, list[str]] = {name: [] for name in rules}
+    for name, refs in left.items():
+        for ref in refs:
+            users[ref].append(name)
+    leaves = [name for name, refs in left.items() if not refs]
+    for leaf in leaves:  # grows meanwhile
+        del left[leaf]
+        for user in users[leaf]:
+            left[user].discard(leaf)
+            if not left[user]:
+                leaves.append(user)
     return bool(left)
 
 

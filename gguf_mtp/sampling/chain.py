@@ -6,10 +6,12 @@ knows nothing of models or text, and of drafts only which tokens stand before a 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
+from gguf_mtp.errors import BadLogits
 from gguf_mtp.params import Constraint, SamplingParams
 from gguf_mtp.sampling.filters import CERTAIN, Filters
 from gguf_mtp.sampling.noise import uniforms
@@ -48,20 +50,33 @@ class Chain:
         self._is_argmax = self._is_plain and self._filters.takes_the_top
 
     def law(self, logits: Floats, after: Sequence[int] = ()) -> Distribution:
-        """The distribution of the token behind `after`. `logits`: float32 [n_vocab]."""
+        """The distribution of the token behind `after`. `logits`: float32 [n_vocab].
+
+        Raises `BadLogits` for a row with a NaN or +inf, or of nothing but -inf: its maximum shows
+        each of them.
+        """
         if self._is_argmax:
-            return Distribution(logits.argmax(0, keepdims=True), CERTAIN)
+            top = logits.argmax(0, keepdims=True)
+            self._check(float(logits[top[0]]), after)
+            return Distribution(top, CERTAIN)
         row, seen = self._row(logits, after)
+        self._check(row.peak, after)
         return self._filters.law(row, seen)
+
+    def _check(self, peak: float, after: Sequence[int]) -> None:
+        if not math.isfinite(peak):
+            raise BadLogits(self._n + len(after), peak)
 
     def look(self, logits: Floats, after: Sequence[int] = ()) -> tuple[Distribution, float]:
         """What a drafter draws from, and its confidence in one pass over the row.
 
         Mostly the likeliest token alone (`Filters.draws_drafts`). Confidence is the largest
         probability among the tokens near the top: what the rest would add to the sum is left out,
-        for it is a measure to be calibrated, not a law.
+        for it is a measure to be calibrated, not a law. It is 0 where the logits are no numbers.
         """
         row, seen = self._row(logits, after)
+        if not math.isfinite(row.peak):
+            return Distribution(np.zeros(1, np.int64), CERTAIN), 0.0
         ids, values = row.top()
         sure = float(1 / np.exp(values - values.max()).sum(dtype=np.float64))
         if self._filters.draws_drafts:

@@ -15,7 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from gguf_mtp.errors import ContextFull, GgufMtpError, RequestError, Unavailable
+from gguf_mtp.errors import BadLogits, ContextFull, GgufMtpError, RequestError, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +60,8 @@ def problem_of(error: Exception) -> Problem:
         return Problem(400, message, code="context_length_exceeded")
     if isinstance(error, RequestError):
         return Problem(400, str(error))
+    if isinstance(error, BadLogits):
+        return Problem(500, str(error))
     if isinstance(error, Unavailable):
         retry = {"Retry-After": str(RETRY_AFTER_S)}
         return Problem(503, str(error), code="unavailable", headers=retry)

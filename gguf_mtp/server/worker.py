@@ -221,6 +221,10 @@ class Worker:
         self._give_up(self._running[in_slots[-1]], error)
 
     def _deliver(self, ticket: Ticket, chunk: Chunk) -> None:
+        if chunk.error is not None:
+            log.error("request %d failed: %s", ticket.id, chunk.error)
+            self._fail(ticket, chunk.error)
+            return
         try:
             wants_more = ticket.job.receiver.receive(chunk)
         except Exception as error:
