@@ -5,13 +5,17 @@ Ctrl+C in the first tenth of a second would otherwise be told with the stack of 
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 
 __all__ = ["main"]
 
 
 def main() -> None:
     """See `app.main`."""
+    if os.name != "posix":
+        sys.exit("error: gguf-mtp runs on Linux and macOS; on Windows install it in WSL 2")
     taken = signal.signal(signal.SIGINT, signal.SIG_DFL)
     from .app import main as run
 

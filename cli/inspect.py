@@ -29,6 +29,7 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show what a model holds, and whether its MTP block can draft."""
+    from ..model_file import sidefile
     from ..model_file.metadata import is_side_file, read_any, summary
 
     if model is None:
@@ -38,22 +39,29 @@ def inspect(
     facts = read_any(model)
     found = summary(facts)
     if not is_side_file(facts):
-        found["placement"] = _placement(facts)
+        side = None if facts.can_draft else sidefile.find(facts)[0]
+        if side is not None:
+            found |= {
+                "can_draft": True,
+                "reason": f"{Path(side.path).name} next to it holds its MTP block",
+            }
+        found["side_file"] = side.path if side else None
+        found["placement"] = _placement(facts, side)
     if as_json:
         typer.echo(json.dumps(found, ensure_ascii=False, indent=2))
     else:
         _show(found)
 
 
-def _placement(facts: ModelFacts) -> str:
+def _placement(facts: ModelFacts, side: ModelFacts | None) -> str:
     """Where a run with the defaults would put it on this machine, in a line."""
     from .. import llama, sizing
     from ..offload import Host, Machine, Subject, fit, report
 
     n_ctx = min(facts.context_length, sizing.N_CTX)
-    contexts = sizing.contexts(n_ctx, 1, 8, has_block=facts.can_draft)
+    contexts = sizing.contexts(n_ctx, 1, 8, has_block=facts.can_draft or side is not None)
     contexts = sizing.with_states(contexts, facts, 8)
-    return report.line(fit(Subject(facts, contexts), Machine(llama.devices(), Host())))
+    return report.line(fit(Subject(facts, contexts, side), Machine(llama.devices(), Host())))
 
 
 def _show(found: Mapping[str, Any]) -> None:

@@ -40,7 +40,7 @@ def describe(session: Session) -> str:
     facts, engine = session.facts, session.engine
     block = f"the MTP block in {Path(session.side.path).name}" if session.side else "its MTP block"
     words = {"ngram": "copies", "mtp": block, "model": "a draft model"}
-    drafters = " and ".join(words[name] for name in engine.drafting.names)
+    drafters = " and ".join(words.get(name, name) for name in engine.drafting.names)
     drafting = (
         f"drafting with {drafters}, up to {engine.depth.n_max} tokens a round"
         if engine.is_drafting

@@ -210,18 +210,21 @@ def _read_header(read: Callable[[int, memoryview], None], path: Path, size: int)
     return header
 
 
+def _tensor(name: str, entry: Mapping[str, Any], path: Path, start: int) -> SourceTensor:
+    """One entry of a header; raises `ValueError` or `TypeError` for types the format has not."""
+    dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or not isinstance(shape, list):
+        raise TypeError
+    if not all(type(n) is int for n in (*shape, begin, end)):
+        raise TypeError
+    return SourceTensor(name, dtype, tuple(shape), path.name, start + begin, end - begin)
+
+
 def _parse_header(header: bytes, path: Path, size: int) -> list[SourceTensor]:
     try:
         entries = json.loads(header)
         entries.pop("__metadata__", None)
-        tensors = [
-            SourceTensor(
-                name, e["dtype"], tuple(map(int, e["shape"])), path.name,
-                8 + len(header) + int(e["data_offsets"][0]),
-                int(e["data_offsets"][1]) - int(e["data_offsets"][0]),
-            )
-            for name, e in entries.items()
-        ]  # fmt: skip
+        tensors = [_tensor(name, entry, path, 8 + len(header)) for name, entry in entries.items()]
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
         raise ConversionError(f"{path} has a safetensors header that cannot be read") from None
     end = 8 + len(header)

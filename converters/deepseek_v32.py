@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import ConversionError
 from .family import Extra, Family
-from .hparams import count
+from .hparams import count, section
 from .plan import Value
 
 
@@ -29,7 +29,7 @@ def _extras(config: Mapping[str, Any]) -> Sequence[Extra]:
 
 
 def _metadata(config: Mapping[str, Any]) -> Mapping[str, Value]:
-    mscale = (config.get("rope_scaling") or {}).get("mscale", 1)
+    mscale = section(config, "rope_scaling").get("mscale", 1)
     if mscale != 1:  # the run time reads mscale_all_dim and takes mscale for 1, but for deepseek2
         raise ConversionError(
             f"config.json: mscale is {mscale!r}, but the run time knows 1 only for deepseek32"

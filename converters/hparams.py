@@ -16,6 +16,9 @@ _GATING = {"softmax": 1, "sigmoid": 2}  # llama.cpp's llama_expert_gating_func_t
 # Trunk depths that llama.cpp's deepseek2 loader takes for models without a compressed query.
 LITE_DEPTHS = (26, 27)
 _MAX_LAYERS, _MAX_EXPERTS = 512, 1024  # llama.cpp's, which aborts beyond them
+_MAX_HEADS = 4096
+_MAX_NUMBER = 3.4e38  # float32's
+_MAX_COUNT = 2**31 - 1  # llama.cpp keeps counts in 32 bits
 
 
 class Yarn(NamedTuple):
@@ -67,22 +70,22 @@ class Hyperparameters:
         """Raises `ConversionError` with the key and its value."""
         _refuse_unknown(config)
         n_group, n_group_used = _groups(config)
-        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        rope = section(config, "rope_parameters") or section(config, "rope_scaling")
         h = cls(
-            n_layer=count(config, "num_hidden_layers"),
+            n_layer=count(config, "num_hidden_layers", maximum=_MAX_LAYERS - 1),
             n_dense=count(config, "first_k_dense_replace", minimum=0),
             n_mtp=count(config, "num_nextn_predict_layers", minimum=0, default=0),
             n_vocab=count(config, "vocab_size"),
             n_ctx=count(config, "max_position_embeddings"),
             n_embd=count(config, "hidden_size"),
             n_ff=count(config, "intermediate_size"),
-            n_head=count(config, "num_attention_heads"),
+            n_head=count(config, "num_attention_heads", maximum=_MAX_HEADS),
             q_rank=0 if config.get("q_lora_rank", 0) is None else count(config, "q_lora_rank"),
             kv_rank=count(config, "kv_lora_rank"),
             d_nope=count(config, "qk_nope_head_dim"),
             d_rope=count(config, "qk_rope_head_dim"),
             d_v=count(config, "v_head_dim"),
-            n_expert=count(config, "n_routed_experts"),
+            n_expert=count(config, "n_routed_experts", maximum=_MAX_EXPERTS),
             n_expert_used=count(config, "num_experts_per_tok"),
             n_shared=count(config, "n_shared_experts"),
             n_ff_expert=count(config, "moe_intermediate_size"),
@@ -113,14 +116,13 @@ class Hyperparameters:
                 f"first_k_dense_replace is {self.n_dense}, which leaves no experts "
                 f"in {self.n_layer} layers"
             )
-        if self.n_layer + 1 > _MAX_LAYERS or self.n_expert > _MAX_EXPERTS:
-            raise ConversionError(
-                f"config.json: {self.n_layer} layers of {self.n_expert} experts, but the run time "
-                f"takes at most {_MAX_LAYERS - 1} of {_MAX_EXPERTS}"
-            )
         if self.n_expert_used > self.n_expert:
             raise ConversionError(
                 f"num_experts_per_tok is {self.n_expert_used} of {self.n_expert} experts"
+            )
+        if self.d_rope % 2:
+            raise ConversionError(
+                f"config.json: qk_rope_head_dim is {self.d_rope}, but RoPE rotates pairs of values"
             )
         # Group routing sums the two best scores of each group.
         if self.n_group > 1 and (self.n_expert % self.n_group or self.n_expert // self.n_group < 2):
@@ -138,12 +140,12 @@ def _refuse_unknown(config: Mapping[str, Any]) -> None:
     ):
         if config.get(key, allowed[0]) not in allowed:
             raise ConversionError(
-                f"config.json: {key} is {config[key]!r}, but only "
+                f"config.json: {key} is {_shown(config[key])}, but only "
                 f"{' and '.join(map(repr, allowed))} {'are' if len(allowed) > 1 else 'is'} known"
             )
     if config.get("topk_method") == "greedy" and config.get("n_group") != 1:
         raise ConversionError(
-            f"config.json: topk_method is 'greedy' with n_group {config.get('n_group')!r}; "
+            f"config.json: topk_method is 'greedy' with n_group {_shown(config.get('n_group'))}; "
             "the run time would choose among groups"
         )
 
@@ -157,28 +159,53 @@ def _groups(config: Mapping[str, Any]) -> tuple[int, int]:
     return (1, 1) if n_used == n else (n, n_used)
 
 
-def count(config: Mapping[str, Any], key: str, minimum: int = 1, default: int | None = None) -> int:
+def count(
+    config: Mapping[str, Any],
+    key: str,
+    minimum: int = 1,
+    maximum: int = _MAX_COUNT,
+    default: int | None = None,
+) -> int:
+    """The whole number at `key`. Raises `ConversionError` when it is none, or out of bounds."""
     value = config.get(key, default)
-    if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+    if type(value) is not int or not minimum <= value <= maximum:
         raise ConversionError(
-            f"config.json: {key} is {value!r}, but must be a whole number, {minimum} or more"
+            f"config.json: {key} is {_shown(value)}, but must be a whole number from {minimum} to "
+            f"{maximum}"
         )
     return value
 
 
+def section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """The object at `key`; an empty one where it is null or absent. Raises `ConversionError`."""
+    value = config.get(key)
+    if value is not None and not isinstance(value, dict):
+        raise ConversionError(f"config.json: {key} is {_shown(value)}, but must be an object")
+    return value or {}
+
+
 def _number(config: Mapping[str, Any], key: str) -> float:
     value = config.get(key)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
-        raise ConversionError(f"config.json: {key} is {value!r}, but must be a number above 0")
+    if type(value) not in (int, float) or not 0 < value <= _MAX_NUMBER:
+        raise ConversionError(
+            f"config.json: {key} is {_shown(value)}, but must be a number above 0 that float32 "
+            "holds"
+        )
     return float(value)
+
+
+def _shown(value: object) -> str:
+    """A value in a message: whole if it is short."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 def _gating(config: Mapping[str, Any]) -> int:
     name = config.get("scoring_func")
-    if name not in _GATING:
+    if not isinstance(name, str) or name not in _GATING:
         raise ConversionError(
-            f"config.json: scoring_func is {name!r}, but must be one of {', '.join(_GATING)}; "
-            "the run time would otherwise assume softmax"
+            f"config.json: scoring_func is {_shown(name)}, but must be one of "
+            f"{', '.join(_GATING)}; llama.cpp would otherwise assume softmax"
         )
     return _GATING[name]
 
@@ -188,30 +215,32 @@ def _yarn(rope: Mapping[str, Any]) -> Yarn | None:
     if kind == "default":
         return None
     if kind != "yarn":
-        raise ConversionError(f"config.json: RoPE scaling is {kind!r}, but only 'yarn' is known")
+        raise ConversionError(
+            f"config.json: RoPE scaling is {_shown(kind)}, but only 'yarn' is known"
+        )
     mscale, all_dim = rope.get("mscale"), rope.get("mscale_all_dim")
     if mscale != all_dim or not all_dim:
         raise ConversionError(
-            f"config.json: mscale is {mscale!r} and mscale_all_dim {all_dim!r}; the run time "
-            "computes only the case where they are equal"
+            f"config.json: mscale is {_shown(mscale)} and mscale_all_dim {_shown(all_dim)}; "
+            "llama.cpp computes only the case where they are equal"
         )
     return Yarn(
         _number(rope, "factor"),
         count(rope, "original_max_position_embeddings"),
         _number(rope, "beta_fast"),
         _number(rope, "beta_slow"),
-        float(all_dim),
+        _number(rope, "mscale_all_dim"),
     )
 
 
 def _fp8_block(config: Mapping[str, Any]) -> tuple[int, int] | None:
-    quantization = config.get("quantization_config")
+    quantization = section(config, "quantization_config")
     if not quantization:
         return None
     method = quantization.get("quant_method")
     if method != "fp8" or quantization.get("fmt", "e4m3") != "e4m3":
         raise ConversionError(
-            f"config.json: quantization is {method!r} {quantization.get('fmt', '')!r}, "
+            f"config.json: quantization is {_shown(method)} {_shown(quantization.get('fmt', ''))}, "
             "but only 'fp8' 'e4m3' can be converted"
         )
     block = quantization.get("weight_block_size")
@@ -220,6 +249,6 @@ def _fp8_block(config: Mapping[str, Any]) -> tuple[int, int] | None:
     )
     if not ok:
         raise ConversionError(
-            f"config.json: weight_block_size is {block!r}, but must be two whole numbers"
+            f"config.json: weight_block_size is {_shown(block)}, but must be two whole numbers"
         )
     return block[0], block[1]

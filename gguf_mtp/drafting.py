@@ -14,7 +14,7 @@ from functools import partial
 from typing import TypeVar
 
 from gguf_mtp.decision import Depth, Offer, Room
-from gguf_mtp.errors import CannotRewind, DecodeError
+from gguf_mtp.errors import CannotRewind, DecodeError, SavedStateError
 from gguf_mtp.resting import Resting
 from gguf_mtp.rounds import Fallback, Observers
 from gguf_mtp.sequence import NO_DRAFT, Outcome, Times, Turn, round_of
@@ -153,8 +153,14 @@ class Drafting:
         return {d.name: d.save(seq) for d in self._drafters}
 
     def load(self, seq: int, parts: Mapping[str, bytes]) -> None:
-        """Raises `SavedStateError` when one of them refuses."""
+        """Raises `SavedStateError` when one of them refuses, or works here but had stopped when the
+        sequence was saved. What was saved of a drafter that has stopped here is not needed."""
         for drafter in self._drafters:
+            if drafter.name not in parts:
+                raise SavedStateError(
+                    f"the sequence was saved after the drafter {drafter.name} had stopped, so it "
+                    f"cannot be restored where {drafter.name} drafts"
+                )
             drafter.load(seq, parts[drafter.name])
 
     # -- failures --------------------------------------------------------------------------------

@@ -49,6 +49,9 @@ class Engine:
         self.totals = Stats()  # of all requests that have ended
         self.observers = Observers()
         self.drafting = Drafting(drafters, self.observers)
+        self._fingerprint = (
+            f"{limits.fingerprint}, drafters {','.join(self.drafting.names) or 'none'}"
+        )
         self._target = target
         self._slots = Slots(target, self.drafting, limits.n_seq, limits.n_idle)
         self._pace = Pace(limits.n_batch)
@@ -104,7 +107,7 @@ class Engine:
         """What is read of the beginning of `tokens`, as bytes for `restore`. Nothing may be running
         on it. Raises `SavedStateError` when no cache holds any of it."""
         held, parts = self._slots.save(tokens)
-        return pack(self._fingerprint(), held, parts)
+        return pack(self._fingerprint, held, parts)
 
     def restore(self, data: bytes) -> list[int]:
         """Takes a saved sequence up again; returns its tokens, which a prompt may now begin with.
@@ -112,14 +115,11 @@ class Engine:
         Raises `SavedStateError` for damaged bytes, another model or other settings; nothing changes
         then.
         """
-        saved = unpack(data, self._fingerprint())
+        saved = unpack(data, self._fingerprint)
         if len(saved.tokens) > self.limits.n_ctx:
             raise ContextFull(len(saved.tokens), self.limits.n_ctx)
         self._slots.load(saved.tokens, saved.parts)
         return saved.tokens
-
-    def _fingerprint(self) -> str:
-        return f"{self.limits.fingerprint}, drafters {','.join(self.drafting.names) or 'none'}"
 
     def generate(
         self,

@@ -8,8 +8,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import subprocess
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -185,10 +186,15 @@ def _fingerprint(files: Sequence[ModelFacts | None], contexts: Contexts) -> str:
 
 
 def physical_cores() -> int:
-    """Cores this process may run on, hardware threads of one core counted once."""
-    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
-    if usable is None:
-        return max((os.cpu_count() or 2) // 2, 1)
+    """Cores this process may run on, hardware threads of one core counted once; on macOS those that
+    are fast."""
+    if not hasattr(os, "sched_getaffinity"):
+        for name in ("hw.perflevel0.physicalcpu", "hw.physicalcpu"):
+            with suppress(OSError, ValueError):
+                asked = ["sysctl", "-n", name]
+                return int(subprocess.run(asked, capture_output=True, text=True).stdout)
+        return os.cpu_count() or 1
+    usable = os.sched_getaffinity(0)
     siblings = set()
     for cpu in usable:
         try:

@@ -10,11 +10,15 @@ import hashlib
 import json
 import logging
 import os
+import time
 from pathlib import Path
 
 from gguf_mtp.depth import AutoDepth, export_state, import_state
 
 log = logging.getLogger(__name__)
+
+N_KEPT = 64
+"""Files of a folder that stay, the newest ones: each model, machine and set of options has one."""
 
 
 def file_for(folder: Path, *keys: object) -> Path:
@@ -45,5 +49,15 @@ def remember(depth: AutoDepth, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         partial.write_text(json.dumps(state), encoding="utf-8")
         partial.replace(file)
+        _prune(file.parent)
     except OSError as error:
         log.debug("the depth state was not stored: %s", error)
+
+
+def _prune(folder: Path) -> None:
+    """Removes all but the newest files, and partial ones that a killed run has left."""
+    files = sorted(folder.glob("*.json"), key=lambda file: -file.stat().st_mtime)
+    day_ago = time.time() - 86_400
+    stale = [file for file in folder.glob(".*.json.*") if file.stat().st_mtime < day_ago]
+    for file in (*files[N_KEPT:], *stale):
+        file.unlink(missing_ok=True)

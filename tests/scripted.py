@@ -18,6 +18,7 @@ from gguf_mtp.sampling.logprobs import TokenLogprobs
 from gguf_mtp.stats import Stats
 from gguf_mtp.types import Chunk, FinishReason
 from tests.chat_formats import BOS, EOS
+from tests.waiting import PATIENCE_S
 
 CONTROL = [
     BOS,
@@ -102,6 +103,7 @@ class Running:
     options: AnswerOptions
     answer: Answer
     n_steps: int = 0
+    tokens: Sequence[int] = ()
     n_sent: int = 0
     stats: Stats = field(default_factory=Stats)
 
@@ -148,13 +150,14 @@ class ScriptedEngine:
         answer = self._script(self._show(prompt), n)
         room = min(max_tokens, self.limits.n_ctx - len(prompt))
         running = Running(n + 1, list(prompt), params, room, options, answer)
+        running.tokens = answer.tokens()
         running.stats = Stats(prefill_tokens=len(prompt) - 1, prefill_s=0.5)
         self.requests.append(running)
         self._queue.append(running)
         return running.id
 
     def step(self) -> list[Chunk]:
-        if self.steps and not self.steps.acquire(timeout=20):
+        if self.steps and not self.steps.acquire(timeout=PATIENCE_S):
             raise GgufMtpError("the test let nothing go on")
         self.n_steps += 1
         if self.n_steps in self._failures:
@@ -165,9 +168,8 @@ class ScriptedEngine:
         r.n_steps += 1
         if r.n_steps <= r.answer.n_prefill:
             return Chunk(r.id, [], 0)
-        tokens = r.answer.tokens()
-        whole = tokens[: r.max_tokens]
-        new = whole[r.n_sent : r.n_sent + r.answer.chunk]
+        n_whole = min(len(r.tokens), r.max_tokens)
+        new = r.tokens[r.n_sent : min(r.n_sent + r.answer.chunk, n_whole)]
         r.n_sent += len(new)
         n_drafted = max(len(new) - 1, 0)
         r.stats += Stats(
@@ -180,10 +182,10 @@ class ScriptedEngine:
         )
         likely = logprobs_of(new, r.options.n_logprobs)
         chunk = Chunk(r.id, new, n_drafted, source="mtp", n_drafted=n_drafted, logprobs=likely)
-        if r.n_sent < len(whole):
+        if r.n_sent < n_whole:
             return chunk
         self._queue.remove(r)
-        finish: FinishReason = "length" if len(whole) < len(tokens) else r.answer.finish
+        finish: FinishReason = "length" if n_whole < len(r.tokens) else r.answer.finish
         return chunk._replace(finish_reason=finish, stats=r.stats)
 
     def cancel(self, id_: int) -> Chunk | None:

@@ -25,6 +25,7 @@ from gguf_mtp.server.plan import Served
 from gguf_mtp.server.worker import Worker
 from tests.chat_formats import BOS, EOS
 from tests.scripted import N_VOCAB, ByteVocab, ScriptedEngine
+from tests.waiting import PATIENCE_S
 
 
 @dataclass
@@ -134,10 +135,12 @@ def serving(
     worker.start()
     host().app = create_app(worker, served, options or ServerOptions())
     try:
-        with httpx.Client(base_url=host().url, timeout=20, trust_env=False, verify=False) as client:
+        with httpx.Client(
+            base_url=host().url, timeout=PATIENCE_S, trust_env=False, verify=False
+        ) as client:
             yield Server(host().url, client, worker)
     finally:
         steps = getattr(engine, "steps", None)
         if steps:
             steps.release(10_000)
-        assert worker.stop("the test is over", 10)
+        assert worker.stop("the test is over", PATIENCE_S)

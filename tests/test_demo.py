@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import shutil
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -26,11 +25,7 @@ def files(folder: Path) -> list[str]:
 
 def test_converts_once(tmp_path: Path) -> None:
     seen: list[Progress] = []
-    start = time.perf_counter()
     path = demo_model(tmp_path, seen.append)
-    seconds = time.perf_counter() - start
-    print(f"{seconds:.2f} s")
-    assert seconds < 5
     assert seen[-1].n_done == seen[-1].n_total == path.stat().st_size
     assert len(GGUFReader(path).tensors) == 128
     made = path.stat().st_mtime_ns

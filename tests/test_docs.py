@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import re
 import subprocess
 import sys
@@ -40,3 +41,19 @@ def test_example(code: str, tmp_path: Path, request: pytest.FixtureRequest) -> N
     assert (done.returncode, done.stderr) == (0, "")
     assert EXPECTED.get(request.node.callspec.id, "") in done.stdout
     assert done.stdout.strip()
+
+
+NAMES = [
+    (document, name)
+    for document in [Path("README.md"), *sorted(Path("docs").glob("*.md"))]
+    for name in sorted(
+        set(re.findall(r"`(gguf_mtp(?:\.\w+)+)", (ROOT / document).read_text(encoding="utf-8")))
+    )
+]
+
+
+@pytest.mark.parametrize(("document", "name"), NAMES, ids=lambda value: str(value))
+def test_a_dotted_name_exists(document: Path, name: str) -> None:
+    """`gguf_mtp.a.b.C`: the longest part that is a module is imported, the rest looked up."""
+    del document
+    assert pkgutil.resolve_name(name) is not None

@@ -12,6 +12,7 @@ from gguf_mtp.server.guard import Access
 from tests.chat_formats import CHATML
 from tests.scripted import Answer, ScriptedEngine
 from tests.serving import Server, error_of, served_of, serving
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.server
 
@@ -84,7 +85,7 @@ def test_web_pages_are_kept_out_unless_allowed() -> None:
 
 def test_headers_that_are_no_http_do_no_harm(locked: Server) -> None:
     address = locked.client.base_url
-    with socket.create_connection((address.host, address.port), timeout=5) as raw:
+    with socket.create_connection((address.host, address.port), timeout=PATIENCE_S) as raw:
         raw.sendall(b"POST /v1/models HTTP/1.1\r\nContent-Length: -5\r\n\r\n")
         assert b" 400 " in raw.recv(1000)
     assert locked.client.get("/health").status_code == 200

@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 import typer
-from gguf_files import Model
+from gguf_files import Model, header, value
 from typer.testing import CliRunner
 
 from gguf_mtp.cli.inspect import inspect
-from gguf_mtp.errors import LoadFailed
+from gguf_mtp.errors import LoadFailed, UnsupportedModel
+from gguf_mtp.lineup import Wishes, line_up
+from gguf_mtp.model_file import metadata
+from tests.test_sidefile import side, trunk
 
 app = typer.Typer()
 app.command()(inspect)
@@ -36,6 +39,7 @@ def test_json_has_the_documented_keys(sound: Path) -> None:
         "n_mtp": 1,
         "can_draft": True,
         "reason": "blk.2 is an MTP block that llama.cpp can run",
+        "side_file": None,
         "context_length": 256,
         "vocab": 300,
     }
@@ -68,3 +72,32 @@ def test_a_bad_file_raises_for_the_entry_point_to_print(tmp_path: Path) -> None:
     bad.write_bytes(b"")
     result = CliRunner().invoke(app, [str(bad)])
     assert isinstance(result.exception, LoadFailed)
+
+
+def test_a_side_file_next_to_a_model_is_what_drafts(tmp_path: Path) -> None:
+    """`run` takes it; inspect said "does not draft"."""
+    model = trunk(tmp_path / "model.gguf")
+    side(tmp_path / "mtp-model.gguf")
+    result = CliRunner().invoke(app, [str(model), "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["can_draft"] is True
+    assert found["reason"] == "mtp-model.gguf next to it holds its MTP block"
+    assert found["side_file"] == str(tmp_path / "mtp-model.gguf")
+    assert "(3 layers, output" in found["placement"]  # the block is one
+    (tmp_path / "mtp-model.gguf").unlink()
+    found = json.loads(CliRunner().invoke(app, [str(model), "--json"]).stdout)
+    assert (found["can_draft"], found["side_file"]) == (False, None)
+
+
+@pytest.mark.parametrize(("arch", "name"), [("eagle3", "an EAGLE-3"), ("dflash", "a DFlash")])
+def test_a_draft_head_is_refused_by_name(tmp_path: Path, arch: str, name: str) -> None:
+    """It ran, from an input that nothing fills."""
+    path = tmp_path / "head.gguf"
+    path.write_bytes(header({"general.architecture": value(arch)}, []))
+    for read in (metadata.read, metadata.read_any):
+        with pytest.raises(UnsupportedModel, match=f"head.gguf is {name} head"):
+            read(path)
+    model = metadata.read(trunk(tmp_path / "model.gguf"))
+    with pytest.raises(UnsupportedModel, match=f"head.gguf is {name} head"):
+        line_up(model, Wishes("auto", path, False))

@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -15,10 +15,11 @@ from gguf_mtp.server.patience import PatientProtocol
 from tests.scripted import Answer, ScriptedEngine
 from tests.test_serve_faults import Life, living
 from tests.test_server_live import ASK
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.server
 
-LIMIT_S = 0.4
+LIMIT_S = 1.0
 EVERY_S = 0.05
 """Between two bytes of who sends one at a time: often enough for any time-out between bytes."""
 
@@ -33,7 +34,7 @@ def life(monkeypatch: pytest.MonkeyPatch) -> Iterator[Life]:
 
 def connect(life: Life) -> socket.socket:
     raw = socket.create_connection(("127.0.0.1", life.port))
-    raw.settimeout(5)
+    raw.settimeout(PATIENCE_S)
     return raw
 
 
@@ -48,18 +49,21 @@ def answers(raw: socket.socket) -> bytes:
     return seen
 
 
-def trickle(raw: socket.socket, data: bytes) -> None:
-    """Sends `data` byte by byte, in the background, until nobody takes it."""
+def trickle(raw: socket.socket, data: bytes) -> list[int]:
+    """Sends `data` byte by byte, in the background, until nobody takes it; which ones it has."""
+    sent: list[int] = []
 
     def send() -> None:
         try:
             for i in range(len(data)):
                 raw.sendall(data[i : i + 1])
+                sent.append(i)
                 time.sleep(EVERY_S)
         except OSError:
             pass
 
     threading.Thread(target=send, daemon=True).start()
+    return sent
 
 
 def health(raw: socket.socket) -> bool:
@@ -69,11 +73,6 @@ def health(raw: socket.socket) -> bool:
         seen += raw.recv(4096)
         assert seen
     return seen.startswith(b"HTTP/1.1 200 ") and seen.count(b'"unfinished"') == 1
-
-
-def timed(act: Callable[[], bytes]) -> tuple[bytes, float]:
-    start = time.monotonic()
-    return act(), time.monotonic() - start
 
 
 def post(body: bytes, claimed: int) -> bytes:
@@ -93,36 +92,35 @@ def is_408(answer: bytes) -> bool:
 
 def test_who_says_nothing_is_hung_up_on(life: Life) -> None:
     with connect(life) as raw:
-        answer, seconds = timed(lambda: answers(raw))
-    assert answer == b""
-    assert LIMIT_S * 0.9 < seconds < LIMIT_S * 4
+        start = time.monotonic()
+        assert answers(raw) == b""
+    assert time.monotonic() - start > LIMIT_S * 0.9
 
 
 def test_half_a_header_gets_a_408(life: Life) -> None:
     with connect(life) as raw:
         raw.sendall(GET[:-2])
         assert life.chat().status_code == 200  # others are served meanwhile
-        answer, seconds = timed(lambda: answers(raw))
+        answer = answers(raw)
     assert is_408(answer)
-    assert seconds < LIMIT_S * 4
 
 
 def test_a_header_byte_by_byte_has_no_longer(life: Life) -> None:
     """Each byte comes soon after the one before: only a limit to all of them ends this."""
     with connect(life) as raw:
-        trickle(raw, b"GET /health HTTP/1.1\r\nX: " + b"x" * 200)
-        answer, seconds = timed(lambda: answers(raw))
+        sent = trickle(raw, b"GET /health HTTP/1.1\r\nX: " + b"x" * 2000)
+        answer = answers(raw)
+    assert len(sent) < 2000
     assert answer == b"" or is_408(answer)  # a byte on its way resets what it said
-    assert seconds < LIMIT_S * 4
 
 
 def test_a_body_byte_by_byte_has_no_longer(life: Life) -> None:
     with connect(life) as raw:
         raw.sendall(post(b"{", 10_000))
-        trickle(raw, b" " * 200)
-        answer, seconds = timed(lambda: answers(raw))
+        sent = trickle(raw, b" " * 2000)
+        answer = answers(raw)
+    assert len(sent) < 2000
     assert answer == b"" or is_408(answer)
-    assert seconds < LIMIT_S * 4
     assert life.worker.n_unfinished == 0
 
 
@@ -131,9 +129,8 @@ def test_a_second_request_has_no_longer_than_the_first(life: Life) -> None:
         raw.sendall(GET)
         assert health(raw)
         raw.sendall(GET[:10])
-        answer, seconds = timed(lambda: answers(raw))
+        answer = answers(raw)
     assert is_408(answer)
-    assert seconds < LIMIT_S * 4
 
 
 def test_the_rest_of_a_request_that_was_answered_already_is_not_waited_for(life: Life) -> None:
@@ -142,9 +139,8 @@ def test_the_rest_of_a_request_that_was_answered_already_is_not_waited_for(life:
         raw.sendall(post(b"{", 1000).replace(b"/v1/chat/completions", b"/nowhere"))
         assert raw.recv(4096).startswith(b"HTTP/1.1 404 ")
         raw.sendall(b" ")
-        answer, seconds = timed(lambda: answers(raw))
+        answer = answers(raw)
     assert b"HTTP/1.1" not in answer  # it has had its answer
-    assert seconds < LIMIT_S * 4
 
 
 def test_a_large_body_may_take_as_long_as_its_rate_allows(life: Life) -> None:

@@ -51,31 +51,27 @@ def stays_f32(entry: Entry) -> bool:
 
 
 def test_dry_run_of_all_of_v3(v3: Path) -> None:
-    """In its own process, whose peak memory and seconds are looked at."""
+    """In its own process, whose peak memory is looked at."""
     script = f"""
-import re, time
+import re
 from pathlib import Path
 from typer.testing import CliRunner
 import typer
 from gguf_mtp.cli.convert import convert
 app = typer.Typer()
 app.command()(convert)
-start = time.perf_counter()
 result = CliRunner().invoke(app, [{str(v3)!r}, "-o", {str(v3 / "out.gguf")!r}, "--dry-run"])
 assert result.exit_code == 0, result.output
 print(result.output)
-seconds = time.perf_counter() - start
 # ru_maxrss of a child begins with its parent's size; VmHWM does not.
 peak = re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())
-print("measured", seconds, int(peak[1]) * 1024)
+print("measured", int(peak[1]) * 1024)
 """
     run = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120
     )
     lines = run.stdout.splitlines()
-    _, seconds, memory = lines[-1].split()
-    print(f"{float(seconds):.1f} s, {int(memory) / 1e6:.0f} MB")
-    assert float(seconds) < 30
+    _, memory = lines[-1].split()
     assert int(memory) < 500e6
 
     q8_0 = sum(n_weights(e) // 32 * 34 for e in layout(V3) if is_kept(e) and not stays_f32(e))

@@ -93,7 +93,7 @@ BAD: dict[str, tuple[Change, str]] = {
     "groups used": (config(topk_group=5), "topk_group is 5 of 4 groups"),
     "more experts than llama.cpp takes": (
         config(n_routed_experts=1032),
-        "6 layers of 1032 experts, but the run time takes at most 511 of 1024",
+        "n_routed_experts is 1032, but must be a whole number from 1 to 1024",
     ),
     "no expert layer": (config(first_k_dense_replace=6), "first_k_dense_replace is 6"),
     "lite depth": (config(num_hidden_layers=27), "num_hidden_layers is 27, a depth that"),

@@ -112,3 +112,27 @@ def test_a_state_that_the_target_refuses_leaves_an_empty_slot() -> None:
     with pytest.raises(SavedStateError):
         other.restore(data)
     assert collect(other, [[3, 1, 4]], 9)[0] == [answer]
+
+
+def test_a_drafter_that_was_given_up_since_is_not_missed() -> None:
+    """What was saved with it is restored without it, and what was saved without it as well; but not
+    where it drafts, since its rows are not there."""
+    prompt = [3, 1, 4, 1, 5]
+    engine = engine_of(FakeTarget(), 2, LIMITS)
+    [answer], _ = collect(engine, [prompt], 9)
+    with_drafter = engine.save([*prompt, *answer])
+    follow_up = [*prompt, *answer, 8]
+    broken = engine_of(FakeTarget(), 2, LIMITS, FakeMtp(fail_at=frozenset([1])))
+    collect(broken, [prompt], 9)
+    assert broken.stopped_drafting
+    without = broken.save([*prompt, *answer])
+    for data in (with_drafter, without):
+        broken.restore(data)
+        [second], [end] = collect(broken, [follow_up], 20)
+        assert second == greedy(follow_up, 20)
+        assert end.stats is not None
+        assert end.stats.cached_tokens > 0
+    fresh = engine_of(FakeTarget(), 2, LIMITS)
+    with pytest.raises(SavedStateError, match="saved after the drafter mtp had stopped"):
+        fresh.restore(without)
+    assert collect(fresh, [prompt], 9)[0] == [answer]

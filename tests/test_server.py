@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -256,10 +255,8 @@ def test_comments_keep_a_silent_stream_alive() -> None:
             with server.client.stream("POST", "/v1/chat/completions", json=body) as response:
                 assert response.status_code == 200
                 lines = response.iter_lines()
-                start = time.monotonic()
                 if expected:
                     assert next(lines).startswith(": ")
-                    assert time.monotonic() - start < 5
                 engine.steps.release(100)
                 rest = list(lines)
         assert any(line.startswith(":") for line in rest) <= expected

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +13,7 @@ from gguf_mtp.errors import DecodeError, LoadFailed
 from tests.chat_formats import BOS, CHATML
 from tests.scripted import Answer, ScriptedEngine
 from tests.serving import Server, error_of, served_of, serving
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.server
 
@@ -300,10 +300,3 @@ def test_health_when_the_engine_is_dead(caplog) -> None:
         assert "engine has failed" in error_of(server.chat(), 503)["message"]
         wait_for(lambda: not server.worker.is_alive)
         assert "engine has stopped" in error_of(server.client.get("/health"), 503)["message"]
-
-
-def wait_for(condition) -> None:
-    end = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.002)

@@ -15,6 +15,7 @@ import pytest
 from tests.chat_formats import CHATML
 from tests.scripted import Answer, ScriptedEngine
 from tests.serving import Server, parse_event, served_of, serving
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.server
 
@@ -26,13 +27,6 @@ def held(script: Callable[[str, int], Answer], **options) -> ScriptedEngine:
     engine = ScriptedEngine(script, **options)
     engine.steps = threading.Semaphore(0)
     return engine
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.002)
 
 
 def go_on(server: Server, engine: ScriptedEngine, n_unfinished: int) -> None:

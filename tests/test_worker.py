@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -14,6 +13,7 @@ from gguf_mtp.params import AnswerOptions, SamplingParams
 from gguf_mtp.server.worker import Job, Worker
 from gguf_mtp.types import Chunk
 from tests.scripted import Answer, ByteVocab, ScriptedEngine
+from tests.waiting import wait_for
 
 GREEDY = SamplingParams(temperature=0)
 
@@ -89,13 +89,6 @@ def held(script: Callable[[str, int], Answer] = echo, **options) -> ScriptedEngi
     return engine
 
 
-def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.001)
-
-
 def test_answers_several_at_once_on_its_own_thread() -> None:
     notes = [Notes() for _ in range(5)]
     engine = ScriptedEngine(echo)
@@ -103,7 +96,7 @@ def test_answers_several_at_once_on_its_own_thread() -> None:
         for i, note in enumerate(notes):
             worker.submit([job(note, f"number {i}", options=AnswerOptions(draft_max=i))])
         assert [n.wait().text for n in notes] == [f"You said number {i}." for i in range(5)]
-        until(lambda: worker.n_unfinished == 0)
+        wait_for(lambda: worker.n_unfinished == 0)
     assert {n.finish for n in notes} == {"stop"}
     assert len({n.thread for n in notes}) == 1
     assert notes[0].thread != threading.get_ident()
@@ -124,7 +117,7 @@ def test_a_full_queue_refuses_all_of_a_request_and_takes_one_again_later() -> No
             worker.submit([job(Notes())])
         engine.steps.release(1000)
         assert all(n.wait().finish == "stop" for n in first)
-        until(lambda: worker.n_unfinished == 0)
+        wait_for(lambda: worker.n_unfinished == 0)
         worker.submit([job(late := Notes())])
         assert late.wait().finish == "stop"
     assert len(engine.requests) == 4  # what was refused never reached the engine
@@ -139,7 +132,7 @@ def test_a_running_answer_is_cancelled_between_two_steps(n_steps: int) -> None:
         worker.submit([job(other, "two")])
         for _ in range(n_steps):
             engine.steps.release()
-        until(lambda: engine.n_steps == n_steps)
+        wait_for(lambda: engine.n_steps == n_steps)
         worker.cancel([ticket])
         engine.steps.release()  # for the step that may have begun
         assert note.wait().finish == "cancelled"
@@ -184,10 +177,10 @@ def test_the_same_prompt_is_read_once_and_then_shared() -> None:
         notes = [Notes() for _ in range(4)]
         worker.submit([job(n, prompt) for n in notes[:3]] + [job(notes[3], "other")])
         engine.steps.release(1)
-        until(lambda: engine.n_steps == 1)
+        wait_for(lambda: engine.n_steps == 1)
         assert len(engine.requests) == 2
         engine.steps.release(1)
-        until(lambda: len(engine.requests) == 4)
+        wait_for(lambda: len(engine.requests) == 4)
         engine.steps.release(1000)
         assert [n.wait().text for n in notes[:3]] == ["You said hi."] * 3
 
@@ -267,7 +260,7 @@ def test_stopping_fails_what_is_unfinished_and_refuses_more() -> None:
     worker.submit([job(n, prompt) for n in notes[:3]])
     worker.submit([job(notes[3])])
     engine.steps.release(1)
-    until(lambda: engine.n_steps == 1)
+    wait_for(lambda: engine.n_steps == 1)
     assert not worker.stop("the server is shutting down", 0)
     engine.steps.release(1000)
     assert worker.stop("another reason", 10)
@@ -283,7 +276,7 @@ def test_an_engine_that_dies_fails_everything_and_is_seen(caplog) -> None:
     worker.start()
     worker.submit([job(note := Notes())])
     assert "the engine has failed" in str(note.wait().error)
-    until(lambda: not worker.is_alive)
+    wait_for(lambda: not worker.is_alive)
     with pytest.raises(Unavailable, match="the engine has failed"):
         worker.submit([job(Notes())])
     assert "SystemExit" in caplog.text

@@ -13,6 +13,7 @@ from processes import COMMAND
 
 from gguf_mtp import rpc
 from gguf_mtp.errors import LoadFailed
+from tests.waiting import PATIENCE_S
 
 MIB = 1 << 20
 
@@ -30,7 +31,7 @@ class Worker:
 
     def wait(self) -> None:
         """Until it answers."""
-        end = time.monotonic() + 20
+        end = time.monotonic() + PATIENCE_S
         while True:
             try:
                 rpc.look(self.endpoint, timeout=2)

@@ -30,6 +30,9 @@ ARCHITECTURES: Mapping[str, tuple[Check, Check]] = {
     **dict.fromkeys(nextn.GRAPHS, (nextn.why_not_run, nextn.why_not_draft)),
     **dict.fromkeys(layers.WITH_BLOCK, (recurrent.why_not_run, nextn.why_not_draft)),
 }
+DRAFT_HEADS = {"eagle3": "an EAGLE-3 head", "dflash": "a DFlash head"}
+"""Architectures that draft from another model's layers: alone they run from an input that nothing
+fills, and answer with noise."""
 MAX_LAYERS, MAX_EXPERTS = 512, 1024  # llama-hparams.h
 FIRST_TENSOR = "blk.0.attn_norm.weight"
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
@@ -85,6 +88,11 @@ def _facts(header: Header, path: str) -> ModelFacts:
     arch = header.kv.get("general.architecture")
     if not isinstance(arch, str) or not arch:
         raise LoadFailed(f"{path} does not name its architecture (general.architecture)")
+    if arch in DRAFT_HEADS:
+        raise UnsupportedModel(
+            f"{path} is {DRAFT_HEADS[arch]} ({arch}): it drafts from the layers of another model, "
+            "which gguf-mtp does not support yet"
+        )
     kind = header.kv.get("general.type", "model")
     if kind != "model" or arch == "clip":
         raise UnsupportedModel(f"{path} is not a language model ({arch}, general.type {kind!r})")
