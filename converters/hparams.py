@@ -168,7 +168,7 @@ def count(
 ) -> int:
     """The whole number at `key`. Raises `ConversionError` when it is none, or out of bounds."""
     value = config.get(key, default)
-    if type(value) is not int or not minimum <= value <= maximum:
+    if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
         raise ConversionError(
             f"config.json: {key} is {_shown(value)}, but must be a whole number from {minimum} to "
             f"{maximum}"
@@ -186,7 +186,7 @@ def section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 def _number(config: Mapping[str, Any], key: str) -> float:
     value = config.get(key)
-    if type(value) not in (int, float) or not 0 < value <= _MAX_NUMBER:
+    if isinstance(value, bool) or not (isinstance(value, int | float) and 0 < value <= _MAX_NUMBER):
         raise ConversionError(
             f"config.json: {key} is {_shown(value)}, but must be a number above 0 that float32 "
             "holds"
@@ -243,7 +243,7 @@ def _fp8_block(config: Mapping[str, Any]) -> tuple[int, int] | None:
             f"config.json: quantization is {_shown(method)} {_shown(quantization.get('fmt', ''))}, "
             "but only 'fp8' 'e4m3' can be converted"
         )
-    block = quantization.get("weight_block_size")
+    block: Any = quantization.get("weight_block_size")
     ok = (
         isinstance(block, list) and len(block) == 2 and all(type(b) is int and b > 0 for b in block)
     )

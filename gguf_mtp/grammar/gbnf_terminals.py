@@ -152,6 +152,7 @@ def with_terminals(rules: Mapping[str, Node]) -> dict[str, Node]:
     while True:
         made = {name: _split(node, refused, work) for name, node in rules.items()}
         terminals = {t.node for n in made.values() for t in parts(n, Terminal)}
+        claims: list[tuple[int, int, Node | None]]
         claims = [(low, high, node) for node in terminals for low, high in _first(node)]
         for n in made.values():
             claims += [(low, high, None) for c in parts(n, Chars) for low, high in c.ranges]
