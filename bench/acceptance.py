@@ -1,4 +1,4 @@
-"""How often drafts are right under each way of drawing and judging them. Counts, not times.
+"""Acceptance of drafts with each method of drawing and verifying them. Counts, not times.
 
     python -m gguf_mtp.bench.acceptance [--depths 1,2,3] [--temps 0.3,0.7,1] [--open] [--rounds 4]
 
@@ -208,12 +208,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--depths", default="1,2,3")
     parser.add_argument("--temps", default="0.3,0.7,1")
-    parser.add_argument("--open", action="store_true", help="No filter: the whole vocabulary.")
-    parser.add_argument("--rounds", type=int, default=4, help="Answers to each prompt.")
+    parser.add_argument(
+        "--open", action="store_true", help="Sample the whole vocabulary, without filters."
+    )
+    parser.add_argument("--rounds", type=int, default=4, help="Answers per prompt.")
     args = parser.parse_args()
     depths = [int(d) for d in args.depths.split(",")]
     temps = [float(t) for t in args.temps.split(",")]
-    print("depth  temperature  way           accepted by position     tokens a round")
+    print("depth  temperature  variant       accepted by position     tokens per round")
     for line in measure(depths, temps, args.open, args.rounds):
         print(line, flush=True)
 

@@ -1,4 +1,4 @@
-"""How fast a checkpoint becomes a quantised GGUF: in one pass, and the two-step way beside it.
+"""Speed of converting a checkpoint to a quantised GGUF file: in one pass, and in two steps.
 
     python -m gguf_mtp.bench.convert [--experts 24] [--layers 2] [--types q8_0,q4_k_m] [--rounds 3]
 
@@ -205,15 +205,15 @@ def _high_water_mark(pid: int) -> int:
 def report(type_: str, ways: dict[str, list[Run]], size: int, n: int, kernel: float) -> str:
     one, two = (statistics.median(r.seconds for r in runs) for runs in ways.values())
     lines = [
-        f"{type_}: {two / one:.2f} x the two-step way, {n / one / kernel:.2f} of the kernel's "
-        f"{kernel / 1e6:.0f} M weights/s"
+        f"{type_}: {two / one:.2f} x the speed of two steps, "
+        f"{n / one / kernel:.2f} of the kernel's {kernel / 1e6:.0f} M weights/s"
     ]
     for name, runs in ways.items():
         each = [r.seconds for r in runs]
         seconds = statistics.median(each)
         cells = (
             f"{seconds:.1f} s ({min(each):.1f} to {max(each):.1f})",
-            f"{statistics.median(r.cpu_s for r in runs):.1f} s of processor",
+            f"{statistics.median(r.cpu_s for r in runs):.1f} s of CPU time",
             f"{size / seconds / 1e6:.0f} MB/s",
             f"{n / seconds / 1e6:.0f} M weights/s",
             f"{max(r.rss_bytes for r in runs) / 1e6:.0f} MB of memory",
@@ -226,11 +226,11 @@ def report(type_: str, ways: dict[str, list[Run]], size: int, n: int, kernel: fl
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--experts", type=int, default=24, help="a multiple of 4, 8 or more")
+    parser.add_argument("--experts", type=int, default=24, help="a multiple of 4, at least 8")
     parser.add_argument("--types", default="q8_0,q4_k_m")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--folder", type=Path, help="where to work; a temporary one if none")
+    parser.add_argument("--folder", type=Path, help="working folder; default: a temporary folder")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON as well")
     args = parser.parse_args()
     work = Path(tempfile.mkdtemp(prefix="gguf-mtp-bench-", dir=args.folder))

@@ -1,4 +1,4 @@
-"""Does a low-bit head of its own make the MTP block draft faster? Bytes, time, acceptance.
+"""Does a separate low-bit head make the MTP block draft faster? Bytes, time, acceptance.
 
     python -m gguf_mtp.bench.draft_head FOLDER [--threads N]
 
@@ -138,12 +138,12 @@ def measure(work: Path, n_threads: int) -> list[Variant]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="Where 5 GB of files may lie meanwhile.")
+    parser.add_argument("folder", type=Path, help="Folder for 5 GB of temporary files.")
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.folder) as work:
         variants = measure(Path(work), args.threads)
-    print("head of the block, MB a draft step, ms a draft step, of shared, demo's acceptance")
+    print("head, MB per draft step, ms per draft step, of shared head, acceptance on the demo")
     for v in variants:
         print(
             f"{v.head:8} {v.n_bytes / 1e6:7.0f} {v.seconds * 1e3:7.1f} "

@@ -1,4 +1,4 @@
-"""What a grammar costs a row at DeepSeek-V3's vocabulary: llguidance against llama.cpp's sampler.
+"""Cost of a grammar per row at DeepSeek-V3's vocabulary: llguidance and llama.cpp's sampler.
 
     python -m gguf_mtp.bench.grammar [--steps N]
 
@@ -81,7 +81,7 @@ class Cost(NamedTuple):
 def forms() -> list[Form]:
     schemas: Mapping[str, Any] = {
         "any JSON object": ANY_OBJECT,
-        "a record of four": RECORD,
+        "record, four fields": RECORD,
         "30 optional fields": WIDE,
         "1,000 choices": CHOICES,
     }
@@ -179,8 +179,8 @@ def cost(compiled: float, times: list[float]) -> Cost:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=500, help="Rows to walk with each grammar.")
-    parser.add_argument("--llama-steps", type=int, default=30, help="The same for llama.cpp.")
+    parser.add_argument("--steps", type=int, default=500, help="Rows to measure with each grammar.")
+    parser.add_argument("--llama-steps", type=int, default=30, help="Rows for llama.cpp's sampler.")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "vocabulary.gguf"

@@ -137,7 +137,7 @@ def _cost(
 
 
 def main() -> None:
-    print("vocabulary  temperature  depth  rows  us/round (median)  (least)")
+    print("vocabulary  temperature  depth  rows  us/round (median)    (min)")
     for n_vocab, measure in ((4096, on_the_demo), (N_VOCAB, on_arrays)):
         for temperature in (0.0, 0.7):
             for depth in (0, 1, 2, 3):

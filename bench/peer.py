@@ -1,12 +1,12 @@
-"""Servers side by side: how long whole requests take, as one client sees it.
+"""Compares servers: how long whole requests take, as one client sees it.
 
     python -m gguf_mtp.bench.peer NAME=URL NAME=URL... [--workloads definitions,facts,code]
 
-The servers run already, on the same model; each URL ends in /v1, and llama-server's will do. They
-take turns question by question at temperature 0, and `speed` is the first one's seconds over the
-others', taken within a round, then the median: of texts that are the same, whatever a server counts
-as a token. A request's time is all of it, its prompt included. What is not told: whether a server
-was built as well as the others; build them with the same flags.
+Start the servers first, all with the same model. Each URL ends in /v1; llama-server works too. The
+servers take turns at every question, at temperature 0. `speed` is the first server's seconds over
+this server's seconds: a ratio for each round, then the median. It compares equal texts, so it does
+not depend on what a server counts as a token. The time of a request includes its prompt. The
+benchmark cannot see how a server was built: build all servers with the same flags.
 """
 
 from __future__ import annotations
@@ -107,24 +107,24 @@ def rows(workload: str, found: Mapping[str, list[list[Answer]]]) -> list[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m gguf_mtp.bench.peer")
     parser.add_argument("servers", nargs="+", metavar="NAME=URL")
-    parser.add_argument("--workloads", default="definitions,facts,code", help="by comma")
+    parser.add_argument("--workloads", default="definitions,facts,code", help="comma-separated")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--prompts", type=int, default=5, help="in a round")
+    parser.add_argument("--prompts", type=int, default=5, help="prompts per round")
     parser.add_argument("--max-tokens", type=int, default=64)
     args = parser.parse_args()
     kinds = questions_by_kind()
     if any("=http" not in one for one in args.servers):
-        parser.error("each server is NAME=URL, its URL ending in /v1")
+        parser.error("each server must be NAME=URL, and its URL must end in /v1")
     servers = dict(one.rsplit("=", 1) for one in args.servers)
     plan = Plan(args.rounds, args.prompts, args.max_tokens)
     print(f"{'workload':<12} {'server':<24} {'tokens/s':>9} {'speed':>8} {'same text':>10}")
     for workload in args.workloads.split(","):
         if workload not in kinds:
-            parser.error(f"no workload {workload!r}; there are {', '.join(kinds)}")
+            parser.error(f"unknown workload {workload!r}; use one of {', '.join(kinds)}")
         try:
             found = compare(servers, kinds[workload], plan)
         except (OSError, HTTPException, RuntimeError) as error:
-            sys.exit(f"a server cannot be measured: {error}")
+            sys.exit(f"cannot measure a server: {error}")
         for row in rows(workload, found):
             print(
                 f"{row.workload:<12} {row.server:<24} {row.tokens_per_s:>9.1f} "

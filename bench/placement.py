@@ -1,4 +1,4 @@
-"""Placements side by side on the devices that are here: `python -m gguf_mtp.bench.placement`.
+"""Compares placements on this machine's devices: `python -m gguf_mtp.bench.placement`.
 
 Every placement is loaded as planned and asked where its tensors went; the text of a strict F32
 model is compared with the CPU's; then plain decoding and automatic drafting are timed on a widened
@@ -72,8 +72,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--widened", default="moe-q8_0,dense-bf16", help=", ".join(KINDS))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("-n", type=int, default=96, help="tokens of an answer")
-    parser.add_argument("--rpc", default="", help="workers, host:port by comma")
+    parser.add_argument("-n", type=int, default=96, help="tokens per answer")
+    parser.add_argument("--rpc", default="", help="workers as host:port, comma-separated")
     args = parser.parse_args()
     workers = tuple(part for part in args.rpc.split(",") if part)
     strict = demo_model(kind="f32")

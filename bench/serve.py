@@ -1,10 +1,10 @@
-"""A server under load: clients at once, answers of mixed lengths, some clients leave.
+"""Measures a server under load: concurrent clients, answers of mixed lengths, disconnects.
 
     python -m gguf_mtp.bench.serve [MODEL] [--clients 1,4,8,32] [--requests 16] [--json]
     python -m gguf_mtp.bench.serve --url http://127.0.0.1:8080/v1
 
-Without `--url` it starts `gguf-mtp serve` on a free port, with what follows `--` as its options.
-Every client asks one question after the other. Tokens per second are those of all clients together;
+Without `--url` it starts `gguf-mtp serve` on a free port and passes it the options after `--`.
+Each client sends its requests one after another. Tokens per second are the total over all clients.
 TTFT is the time to the first token, TPOT the time per token after it.
 """
 
@@ -145,10 +145,12 @@ def serving(model: str | None, options: Sequence[str]) -> Iterator[Server]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m gguf_mtp.bench.serve")
     parser.add_argument("model", nargs="?")
-    parser.add_argument("--url", help="a server that runs already; its address ends in /v1")
+    parser.add_argument("--url", help="address of a running server, ending in /v1")
     parser.add_argument("--api-key")
-    parser.add_argument("--clients", default="1,4,8,32", help="how many at once, by comma")
-    parser.add_argument("--requests", type=int, default=16, help="of each client")
+    parser.add_argument(
+        "--clients", default="1,4,8,32", help="numbers of concurrent clients, comma-separated"
+    )
+    parser.add_argument("--requests", type=int, default=16, help="requests per client")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     ours, options = _split(sys.argv[1:])
     args = parser.parse_args(ours)

@@ -30,7 +30,10 @@ def shallow_copy(source: Path, out: Path, layers: Sequence[int]) -> Path:
     """
     facts = metadata.read(source)
     if list(layers) != sorted({i for i in layers if 0 <= i < facts.n_layer}) or not layers:
-        raise ConversionError(f"layers {list(layers)} of {source}, which has {facts.n_layer}")
+        raise ConversionError(
+            f"cannot copy layers {list(layers)} of {source}, which has {facts.n_layer} layers: "
+            "name existing layers, in ascending order"
+        )
     place = {old: new for new, old in enumerate(layers)}
     kept = [(t, name) for t in facts.tensors if (name := _renamed(t.name, place)) is not None]
     kv = raw_metadata(source)

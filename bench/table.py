@@ -15,7 +15,7 @@ from .run import PLAIN, Cell, median_ratio
 COLUMNS = (
     "workload",
     "temp",
-    "way",
+    "variant",
     "tokens/s",
     "min-max",
     "x plain",

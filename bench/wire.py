@@ -1,4 +1,4 @@
-"""Bytes on the wire for a token: `python -m gguf_mtp.bench.wire [MODEL]`.
+"""Bytes on the wire per token: `python -m gguf_mtp.bench.wire [MODEL]`.
 
 A worker on loopback lends memory; a proxy between it and the run counts bytes in both directions,
 apart for loading, for the prompt, and for each decoded token. What is counted depends on shapes
@@ -98,7 +98,7 @@ def measure(path: Path, endpoint: str, placement: Placement, depth: int) -> dict
 WAYS = {
     "all layers": Placement(),
     "half the layers": Placement(n_gpu_layers=4),
-    "experts with the CPU": Placement(cpu_moe=-1),
+    "experts on the CPU": Placement(cpu_moe=-1),
     "MTP block alone": Placement(n_gpu_layers=2),
 }
 

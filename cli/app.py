@@ -75,7 +75,7 @@ def options(
         typer.Option(
             "-V",
             "--version",
-            help="Show this version and llama-cpp-python's.",
+            help="Show the versions of gguf-mtp and llama-cpp-python.",
             callback=_tell_versions,
             is_eager=True,
         ),

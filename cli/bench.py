@@ -25,22 +25,29 @@ class MeasureArgs:
 
     workloads: Annotated[
         str,
-        typer.Option(help="Which, by comma: definitions, facts, code, repetition, random."),
+        typer.Option(
+            help="Workloads, comma-separated: definitions, facts, code, repetition, random."
+        ),
     ] = "definitions,facts,code,repetition,random"
-    temps: Annotated[str, typer.Option(help="Temperatures, by comma.")] = "0,0.7,1"
-    depths: Annotated[str, typer.Option(help="Fixed draft depths, by comma.")] = "1,2,3,4"
+    temps: Annotated[str, typer.Option(help="Temperatures, comma-separated.")] = "0,0.7,1"
+    depths: Annotated[str, typer.Option(help="Fixed draft depths, comma-separated.")] = "1,2,3,4"
     draft: Annotated[
         list[str] | None,
-        typer.Option(help="Automatic depth with these drafters instead (ngram,mtp); repeatable."),
+        typer.Option(
+            help="Measure automatic depth with these drafters instead: ngram,mtp; repeatable."
+        ),
     ] = None
     draft_model: Annotated[
         Path | None,
-        typer.Option(help="The model that drafts where --draft names it.", show_default=False),
+        typer.Option(help="Draft model for --draft model.", show_default=False),
     ] = None
-    rounds: Annotated[int, typer.Option(min=1, help="Counted rounds; one more goes first.")] = 5
-    prompts: Annotated[int, typer.Option(min=1, help="Prompts of a workload in a round.")] = 2
+    rounds: Annotated[int, typer.Option(min=1, help="Measured rounds, after a warm-up round.")] = 5
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts per workload and round.")] = 2
     max_tokens: Annotated[int, typer.Option("-n", "--max-tokens", min=1)] = 64
-    threads: Annotated[int, typer.Option("-t", "--threads", min=0, help="0: all cores.")] = 0
+    threads: Annotated[
+        int,
+        typer.Option("-t", "--threads", min=0, help="Number of threads; 0: one per physical core."),
+    ] = 0
 
     def ways(self) -> tuple[Way, ...]:
         """Beside plain decoding: fixed depths and automatic, or sets of drafters."""
@@ -57,7 +64,7 @@ def bench(
     placement_args: PlacementArgs,
     model: Annotated[
         Path | None,
-        typer.Argument(help="A GGUF file; the demo model without one.", show_default=False),
+        typer.Argument(help="GGUF file to measure. Default: the demo model.", show_default=False),
     ] = None,
     widened: Annotated[
         str | None,
@@ -68,19 +75,22 @@ def bench(
     ] = None,
     parallel: Annotated[
         str | None,
-        typer.Option(help="Measure several sequences at once instead: widths, by comma."),
+        typer.Option(
+            help="Measure parallel sequences instead: numbers of sequences, comma-separated."
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
-    save: Annotated[Path | None, typer.Option(help="Write the JSON document here.")] = None,
+    save: Annotated[Path | None, typer.Option(help="Write the JSON document to this file.")] = None,
 ) -> None:
-    """Measure tokens/s and acceptance: plain, fixed depths and automatic, side by side."""
+    """Compare tokens/s and acceptance of plain decoding, fixed draft depths and automatic depth."""
     from ..bench.run import PLAIN, Plan, measure
     from ..bench.table import document
     from ..errors import RequestError
 
     if placement_args.rpc:
         raise RequestError(
-            "bench loads the model once for every way, but a worker serves one at a time"
+            "bench loads the model once for every variant, but an RPC worker serves only one at a "
+            "time; leave out --rpc"
         )
     placement = placement_args.placement()
     path = _model(model, widened)
@@ -116,7 +126,9 @@ def _check_save(save: Path, model: Path) -> None:
 
     folder = save.absolute().parent
     if save.is_dir() or not folder.is_dir():
-        raise RequestError(f"--save {save} cannot be written: there is no folder for such a file")
+        raise RequestError(
+            f"--save {save} cannot be written: it is a folder, or its folder does not exist"
+        )
     if not os.access(save if save.exists() else folder, os.W_OK):
         raise RequestError(f"--save {save} cannot be written: Permission denied")
     if save.exists() and save.samefile(model):
@@ -128,7 +140,7 @@ def _measure_widths(path: Path, widths: Sequence[int], n_rounds: int, n_tokens: 
 
     cells = measure_widths(path, widths, n_rounds, n_tokens, _counter())
     plain = {cell.n_seq: cell.aggregate for cell in cells if cell.way == "plain"}
-    print("sequences  way    tokens/s of all  of each  x plain  x one sequence  rounds")
+    print("sequences  variant total tokens/s  per seq  x plain  x one sequence  rounds")
     for cell in cells:
         one = next(other.aggregate for other in cells if other.way == cell.way)
         print(
@@ -148,7 +160,7 @@ def _model(model: Path | None, widened: str | None) -> Path:
     from ..bench.widen import KINDS, widened_model
 
     if widened not in KINDS:
-        raise typer.BadParameter(f"--widened {widened} is none of {', '.join(KINDS)}")
+        raise typer.BadParameter(f"--widened {widened} is unknown; use one of {', '.join(KINDS)}")
     made: Path = widened_model(widened)
     return made
 
@@ -180,7 +192,7 @@ def _known(text: str) -> tuple[str, ...]:
     names = tuple(_parts(text, "--workloads"))
     for name in names:
         if name not in NAMES:
-            raise typer.BadParameter(f"workload {name} is none of {', '.join(NAMES)}")
+            raise typer.BadParameter(f"workload {name} is unknown; use one of {', '.join(NAMES)}")
     return names
 
 

@@ -70,13 +70,13 @@ def chat(
         typer.Option(
             "--server",
             metavar="URL",
-            help="Chat with an OpenAI-compatible server; MODEL is then a name there.",
+            help="Chat with an OpenAI-compatible server; MODEL is then the model's name there.",
             show_default=False,
         ),
     ] = None,
     api_key: Annotated[
         str | None,
-        typer.Option(envvar="GGUF_MTP_API_KEY", help="The server's key.", show_default=False),
+        typer.Option(envvar="GGUF_MTP_API_KEY", help="The server's API key.", show_default=False),
     ] = None,
 ) -> None:
     """Chat with a model. Ctrl+C stops an answer, Ctrl+D or /exit ends the chat."""
@@ -85,7 +85,9 @@ def chat(
         from .remote import RemoteSession
 
         if model_args != ModelArgs(model_args.model) or placement_args != PlacementArgs():
-            raise typer.BadParameter("with --server, how the model runs is the server's business")
+            raise typer.BadParameter(
+                "with --server, set context, threads, drafting and placement on the server"
+            )
         name = str(model_args.model) if model_args.model else None
         fields = sampling_args.fields() | shape_args.fields()
         remote = RemoteSession(server, name, api_key, fields)
@@ -146,11 +148,11 @@ def converse(
                 return
             case "/clear":
                 history.clear()
-                screen.note("the conversation is forgotten")
+                screen.note("conversation cleared")
             case "/stats":
                 show_stats(session, screen)
                 if where:
-                    screen.note(f"lies    {where}")
+                    screen.note(f"placement: {where}")
             case "/help" | "/?":
                 screen.note(HELP)
             case command if command.startswith("/") and " " not in command:

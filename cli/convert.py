@@ -39,7 +39,7 @@ class FormArgs:
     out: Annotated[
         Path | None,
         typer.Option(
-            "-o", "--output", metavar="OUT.gguf", help="File to write; NAME.gguf without."
+            "-o", "--output", metavar="OUT.gguf", help="File to write. Default: NAME.gguf."
         ),
     ] = None
     type_: Annotated[
@@ -50,21 +50,27 @@ class FormArgs:
         typer.Option(metavar="PATTERN=TYPE", help="Type of tensors by name; the first match wins."),
     ] = None
     imatrix: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Importances, as llama-imatrix writes them.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Importance matrix written by llama-imatrix."),
     ] = None
     draft_head: Annotated[
-        str | None, typer.Option(metavar="TYPE", help="Give the MTP block a head of its own.")
+        str | None,
+        typer.Option(metavar="TYPE", help="Give the MTP block a separate head of this type."),
     ] = None
     mtp: Annotated[
-        Mtp, typer.Option(help="keep: behind the trunk; drop: trunk alone; only: a side file.")
+        Mtp,
+        typer.Option(
+            help="keep: trunk and MTP block; drop: the trunk only; only: the block as a side file."
+        ),
     ] = Mtp.keep
     split_max_size: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Cut into shards: 40G, 500M, ...")
+        str | None,
+        typer.Option(metavar="SIZE", help="Split into shards of at most this size: 40G, 500M, ..."),
     ] = None
     remote: Annotated[
-        bool, typer.Option("--remote", help="Stream shards from the hub and keep none.")
+        bool, typer.Option("--remote", help="Stream shards from the hub without storing them.")
     ] = False
-    name: Annotated[str | None, typer.Option(help="The model's name; the folder's if none.")] = None
+    name: Annotated[str | None, typer.Option(help="Model name. Default: the folder's name.")] = None
 
 
 @dataclass(frozen=True)
@@ -72,17 +78,21 @@ class WorkArgs:
     """How the work is done, and what is said of it."""
 
     threads: Annotated[
-        int, typer.Option("-t", "--threads", min=0, max=MAX_THREADS, help="0: every core.")
+        int,
+        typer.Option(
+            "-t", "--threads", min=0, max=MAX_THREADS, help="Number of threads; 0: all cores."
+        ),
     ] = 0
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List every tensor and what it takes; write nothing.")
+        bool, typer.Option("--dry-run", help="List every tensor and its size; write nothing.")
     ] = False
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False
     force: Annotated[
-        bool, typer.Option("--force", help="Start over, and though the disk looks too small.")
+        bool, typer.Option("--force", help="Start over and skip the free-space check.")
     ] = False
     verify: Annotated[
-        bool | None, typer.Option(help="Load and draft afterwards; below 8 GB unless refused.")
+        bool | None,
+        typer.Option(help="Verify the output by loading it (default for files under 8 GB)."),
     ] = None
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print errors only.")] = False
 
@@ -94,7 +104,8 @@ def convert(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="SOURCE", help="Folder of a safetensors checkpoint, or owner/name[@revision]."
+            metavar="SOURCE",
+            help="Folder of a safetensors checkpoint, or a hub repository: owner/name[@revision].",
         ),
     ],
 ) -> None:
@@ -112,14 +123,16 @@ def convert(
                 say(_line(placed))
         say(_before(job, options))
         if work_args.dry_run:
-            say(_account(out, job.account, "would be"))
+            say(_account(out, job.account, "would have"))
             return
         with _interruptible(out), conversion_bar(work_args.quiet) as progress:
             write(job, out, options, progress)
-        say(_account(out, job.account, "is"))
+        say(_account(out, job.account, "has"))
         n_bytes, account, first = job.n_bytes, job.account, job.files(out)[0].path
     if form_args.mtp is Mtp.only:
-        say(f"use it with --draft-model {out}, or beside its model; graft joins the two")
+        say(
+            f"use it with --draft-model {out}, or put it in the model's folder; graft joins the two"
+        )
     elif work_args.verify or (work_args.verify is None and n_bytes < _VERIFY_BELOW):
         _verify(first, account, options, say)
 
@@ -211,7 +224,7 @@ def _interruptible(out: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        typer.echo(f"interrupted; {out}.partial is kept, --resume goes on with it", err=True)
+        typer.echo(f"interrupted; {out}.partial is kept, continue it with --resume", err=True)
         raise
 
 

@@ -105,7 +105,7 @@ def what_was_lost(endpoints: Sequence[str], number: int) -> str:
             f"worker at {lost[0]} was" if len(lost) == 1 else f"workers at {', '.join(lost)} were"
         )
         return f"the {which} lost, and the answer with it"
-    return f"the engine's process was ended by signal {number}, though every worker answers"
+    return f"signal {number} ended the engine's process; every worker still answers"
 
 
 def answers(endpoint: str) -> bool:

@@ -30,7 +30,7 @@ def save(recording: Recording, path: Path) -> None:
     width = (recording.moments[-1].t - start) / N_BINS
     times = [start + (i + 0.5) * width for i in range(N_BINS)]
     _line(speed, times, [b.tokens_per_s for b in pieces], "tokens/s, all sequences")
-    _line(depth, times, [b.depth for b in pieces], "tokens drafted a round")
+    _line(depth, times, [b.depth for b in pieces], "tokens drafted per round")
     for t, _ in recording.fallbacks:
         depth.axvline(t, color="tab:red", linewidth=1)
     found = acceptance(recording.moments)

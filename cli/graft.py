@@ -19,18 +19,23 @@ _VERIFY_BELOW = 8_000_000_000  # bytes: loading more than this is a decision of 
 Out = Annotated[Path, typer.Option("-o", "--output", metavar="OUT.gguf", help="File to write.")]
 Split = Annotated[
     str | None,
-    typer.Option("--split-max-size", metavar="SIZE", help="Cut into shards: 40G, 500M, ..."),
+    typer.Option(
+        "--split-max-size",
+        metavar="SIZE",
+        help="Split into shards of at most this size: 40G, 500M, ...",
+    ),
 ]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")]
-Force = Annotated[
-    bool, typer.Option("--force", help="Start over, and though the disk looks too small.")
-]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")]
+Force = Annotated[bool, typer.Option("--force", help="Start over and skip the free-space check.")]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print errors only.")]
 
 
 def graft(
     base: Annotated[
-        Path, typer.Argument(metavar="BASE.gguf", help="A model without MTP block, or shard 1.")
+        Path,
+        typer.Argument(
+            metavar="BASE.gguf", help="A model without an MTP block, or its first shard."
+        ),
     ],
     mtp: Annotated[
         Path, typer.Argument(metavar="MTP.gguf", help="A file with the model's MTP block.")
@@ -40,11 +45,12 @@ def graft(
     resume: Resume = False,
     force: Force = False,
     verify: Annotated[
-        bool | None, typer.Option(help="Load and draft afterwards; below 8 GB unless refused.")
+        bool | None,
+        typer.Option(help="Verify the output by loading it (default for files under 8 GB)."),
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Join an MTP block onto a GGUF file: bytes are copied, nothing is quantised again."""
+    """Add an MTP block to a GGUF file. Copies the bytes; quantises nothing again."""
     from ..converters.graft import graft as join
 
     options = _options(split_max_size, resume, force)
@@ -58,7 +64,8 @@ def graft(
 
 def extract(
     model: Annotated[
-        Path, typer.Argument(metavar="MODEL.gguf", help="A model with MTP block, or its shard 1.")
+        Path,
+        typer.Argument(metavar="MODEL.gguf", help="A model with an MTP block, or its first shard."),
     ],
     out: Out,
     split_max_size: Split = None,
@@ -66,7 +73,7 @@ def extract(
     force: Force = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write a model's MTP block as a side file, with embedding, norm and head: graft's inverse."""
+    """Extract a model's MTP block, with embedding, norm and head, to a side file (undoes graft)."""
     from ..converters.graft import extract as take
 
     options = _options(split_max_size, resume, force)
@@ -95,12 +102,12 @@ def _copying(out: Path, quiet: bool) -> Iterator[Callable[[str, int, int], None]
         with conversion_bar(quiet) as bar:
             yield (lambda *args: bar(Progress(*args))) if bar else None
     except KeyboardInterrupt:
-        typer.echo(f"interrupted; {out}.partial is kept, --resume goes on with it", err=True)
+        typer.echo(f"interrupted; {out}.partial is kept, continue it with --resume", err=True)
         raise
 
 
 def _account(done: Copied) -> str:
-    lines = [f"{done.path} is {done.n_tensors:,} tensors, {done.n_bytes:,} bytes"]
+    lines = [f"{done.path} has {done.n_tensors:,} tensors, {done.n_bytes:,} bytes"]
     return "\n".join([*lines, *(f"note: {remark}" for remark in done.remarks)])
 
 
@@ -112,5 +119,6 @@ def _verify(path: Path, say: Callable[[str], None]) -> None:
     say(f"self-test: {result.sentence}")
     if result.is_broken:
         raise ConversionError(
-            f"{path} is written, but no draft of its MTP block was accepted in {result.drafted}"
+            f"{path} is written, but its MTP block is broken: none of its {result.drafted} drafts "
+            "was accepted"
         )

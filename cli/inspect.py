@@ -24,11 +24,11 @@ __all__ = ["inspect"]
 def inspect(
     model: Annotated[
         Path | None,
-        typer.Argument(help="A GGUF file, or its first shard.", show_default="the demo"),
+        typer.Argument(help="A GGUF file, or its first shard.", show_default="the demo model"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show what a model holds, and whether its MTP block can draft."""
+    """Show what a model file contains, and whether its MTP block can draft."""
     from ..model_file import sidefile
     from ..model_file.metadata import is_side_file, read_any, summary
 
@@ -71,14 +71,14 @@ def _show(found: Mapping[str, Any]) -> None:
     console.print(f"{found['name'] or 'unnamed'}  {found['path']}", markup=False)
     console.print(
         f"{found['architecture']}, {found['n_layer']} layers, {found['n_mtp']} MTP, "
-        f"context {found['context_length']:,}, {found['vocab']:,} tokens, "
+        f"context {found['context_length']:,}, vocabulary {found['vocab']:,}, "
         f"{_size(found['file_bytes'])}",
         markup=False,
     )
     drafts = "drafts" if found["can_draft"] else "does not draft"
     console.print(f"{drafts}: {found['reason']}", markup=False)
     if "placement" in found:
-        console.print(f"would lie: {found['placement']}", markup=False)
+        console.print(f"placement: {found['placement']}", markup=False)
     console.print()
     console.print(_table(found["tensors"]))
 

@@ -28,24 +28,27 @@ class ModelArgs:
     model: Annotated[
         Path | None,
         typer.Argument(
-            help="A GGUF file; the embedded demo model without one.", show_default=False
+            help="GGUF file to load. Default: the embedded demo model.", show_default=False
         ),
     ] = None
     ctx: Annotated[
         int,
         typer.Option(
-            "-c", "--ctx", "--ctx-size", help="Context in tokens; 0: the model's, at most 8192."
+            "-c",
+            "--ctx",
+            "--ctx-size",
+            help="Context size in tokens; 0: the model's context size, at most 8192.",
         ),
     ] = 0
     threads: Annotated[
-        int, typer.Option("-t", "--threads", help="Threads; 0: one per physical core.")
+        int, typer.Option("-t", "--threads", help="Number of threads; 0: one per physical core.")
     ] = 0
     draft: Annotated[
         str,
         typer.Option(
             "--draft",
             metavar="NAMES",
-            help="auto, off, or who drafts, the preferred first: ngram (copies), mtp, model.",
+            help="auto, off, or drafters in order of preference: ngram (copies), mtp, model.",
         ),
     ] = "auto"
     draft_model: Annotated[
@@ -54,15 +57,17 @@ class ModelArgs:
             "--draft-model",
             "--model-draft",
             metavar="FILE",
-            help="A smaller model with the same vocabulary, or a file with the model's MTP block; "
-            "an mtp-*.gguf beside it is found.",
+            help="Smaller model with the same vocabulary, or a file with the model's MTP block. "
+            "Default: an mtp-*.gguf file in the model's folder, if there is one.",
             show_default=False,
         ),
     ] = None
     draft_max: Annotated[
         int,
         typer.Option(
-            "--draft-max", "--spec-draft-n-max", help="Most tokens to draft at once; 0: off."
+            "--draft-max",
+            "--spec-draft-n-max",
+            help="Maximum number of tokens to draft at once; 0: off.",
         ),
     ] = 8
     draft_min: Annotated[
@@ -70,13 +75,15 @@ class ModelArgs:
         typer.Option(
             "--draft-min",
             "--spec-draft-n-min",
-            help="Fewest tokens of a draft; equal bounds fix it.",
+            help="Minimum number of tokens to draft at once; equal to --draft-max: a fixed depth.",
         ),
     ] = 0
     draft_p_min: Annotated[
         float,
         typer.Option(
-            "--draft-p-min", "--spec-draft-p-min", help="Least confidence to draft on with."
+            "--draft-p-min",
+            "--spec-draft-p-min",
+            help="Minimum confidence to continue a draft.",
         ),
     ] = 0.0
     strict: Annotated[
@@ -118,7 +125,7 @@ class SamplingArgs:
             "--max-tokens",
             "--predict",
             "--n-predict",
-            help="Most tokens of an answer; -1: as many as fit.",
+            help="Maximum number of tokens in an answer; -1: as many as fit in the context.",
         ),
     ] = -1
     temp: Annotated[
@@ -127,16 +134,22 @@ class SamplingArgs:
     ] = None
     top_k: Annotated[
         int | None,
-        typer.Option("--top-k", help="Keep the K likeliest; 0: off.", show_default=False),
+        typer.Option("--top-k", help="Keep the K most likely tokens; 0: off.", show_default=False),
     ] = None
     top_p: Annotated[
         float | None,
-        typer.Option("--top-p", help="Keep the likeliest up to P; 1: off.", show_default=False),
+        typer.Option(
+            "--top-p",
+            help="Keep the most likely tokens up to a total probability of P; 1: off.",
+            show_default=False,
+        ),
     ] = None
     min_p: Annotated[
         float | None,
         typer.Option(
-            "--min-p", help="Keep those above P x the likeliest; 0: off.", show_default=False
+            "--min-p",
+            help="Keep tokens with at least P times the probability of the most likely; 0: off.",
+            show_default=False,
         ),
     ] = None
     typical_p: Annotated[
@@ -144,34 +157,40 @@ class SamplingArgs:
         typer.Option(
             "--typical",
             "--typical-p",
-            help="Keep the most typical up to P; 1: off.",
+            help="Keep the most typical tokens up to a total probability of P; 1: off.",
             show_default=False,
         ),
     ] = None
     repeat_penalty: Annotated[
         float | None,
         typer.Option(
-            "--repeat-penalty", help="Divide repeated tokens' logits; 1: off.", show_default=False
+            "--repeat-penalty",
+            help="Divide the logits of repeated tokens by this factor; 1: off.",
+            show_default=False,
         ),
     ] = None
     repeat_last_n: Annotated[
         int | None,
         typer.Option(
             "--repeat-last-n",
-            help="Tokens that the penalties look back; 0: off, -1: all.",
+            help="Number of last tokens that the penalties consider; 0: off, -1: all.",
             show_default=False,
         ),
     ] = None
     presence_penalty: Annotated[
         float | None,
         typer.Option(
-            "--presence-penalty", help="Less for what came already; 0: off.", show_default=False
+            "--presence-penalty",
+            help="Penalty for tokens that have already appeared; 0: off.",
+            show_default=False,
         ),
     ] = None
     frequency_penalty: Annotated[
         float | None,
         typer.Option(
-            "--frequency-penalty", help="Less for each time it came; 0: off.", show_default=False
+            "--frequency-penalty",
+            help="Penalty for each time a token has appeared; 0: off.",
+            show_default=False,
         ),
     ] = None
     logit_bias: Annotated[
@@ -180,7 +199,7 @@ class SamplingArgs:
             "-l",
             "--logit-bias",
             metavar="ID(+/-)BIAS",
-            help="Add to a token's logit, as 15043+1 or 15043-inf; may come again.",
+            help="Add a bias to a token's logit, such as 15043+1 or 15043-inf; repeatable.",
             show_default=False,
         ),
     ] = None
@@ -189,15 +208,15 @@ class SamplingArgs:
         typer.Option(
             "--samplers",
             metavar="A;B;...",
-            help="Which samplers, in which order; by default penalties;top_k;typ_p;top_p;min_p;"
-            "temperature.",
+            help="Samplers to use, in this order. "
+            "Default: penalties;top_k;typ_p;top_p;min_p;temperature.",
             show_default=False,
         ),
     ] = None
     seed: Annotated[
         int,
         typer.Option(
-            "-s", "--seed", help="Seed: the same text on every run; -1: another every time."
+            "-s", "--seed", help="Random seed: fixes the text; -1: a different seed every time."
         ),
     ] = -1
 

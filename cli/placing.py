@@ -42,7 +42,8 @@ class PlacementArgs:
             "-ngl",
             "--n-gpu-layers",
             "--gpu-layers",
-            help="Layers on devices, from the last one, MTP block and output counted; -1: all.",
+            help="Number of layers on devices, the last ones first; the MTP block and the output "
+            "count as layers; -1: all.",
             show_default="planned",
         ),
     ] = None
@@ -52,7 +53,7 @@ class PlacementArgs:
             "--draft-ngl",
             "-ngld",
             "--n-gpu-layers-draft",
-            help="0: the MTP block stays on the CPU.",
+            help="0: keep the MTP block on the CPU.",
             show_default=False,
         ),
     ] = None
@@ -62,20 +63,20 @@ class PlacementArgs:
             "-dev",
             "--device",
             metavar="NAMES",
-            help="Devices to use, in layer order: CUDA0,CUDA1; none.",
+            help="Devices to use, in layer order: CUDA0,CUDA1; none: only the CPU.",
             show_default=False,
         ),
     ] = None
     main_gpu: Annotated[
         int | None,
         typer.Option(
-            "-mg", "--main-gpu", help="Number of the one device to use.", show_default=False
+            "-mg", "--main-gpu", help="Index of the only device to use.", show_default=False
         ),
     ] = None
     split_mode: Annotated[
         str,
         typer.Option(
-            "-sm", "--split-mode", help="layer: devices take layers in turn; none: one device."
+            "-sm", "--split-mode", help="layer: split layers across devices; none: use one device."
         ),
     ] = "layer"
     tensor_split: Annotated[
@@ -84,7 +85,7 @@ class PlacementArgs:
             "-ts",
             "--tensor-split",
             metavar="SHARES",
-            help="Layers of each device as shares: 3,1.",
+            help="Share of the layers on each device: 3,1.",
             show_default=False,
         ),
     ] = None
@@ -94,41 +95,49 @@ class PlacementArgs:
             "-ot",
             "--override-tensor",
             metavar="PATTERN=DEVICE",
-            help="Where tensors of such names lie.",
+            help="Device for tensors whose names match PATTERN; repeatable, the first match wins.",
             show_default=False,
         ),
     ] = None
     cpu_moe: Annotated[
-        bool, typer.Option("-cmoe", "--cpu-moe", help="All routed experts stay on the CPU.")
+        bool, typer.Option("-cmoe", "--cpu-moe", help="Keep all routed experts on the CPU.")
     ] = False
     n_cpu_moe: Annotated[
         int,
         typer.Option(
-            "-ncmoe", "--n-cpu-moe", min=0, help="Routed experts of the first N layers do."
+            "-ncmoe",
+            "--n-cpu-moe",
+            min=0,
+            help="Keep the routed experts of the first N layers on the CPU.",
         ),
     ] = 0
     fit: Annotated[
         Fit,
-        typer.Option("--fit", help="auto: plan where nothing is said; off: check no plan."),
+        typer.Option(
+            "--fit",
+            help="auto: plan unless you give placement options; on: always plan; "
+            "off: skip the memory check.",
+        ),
     ] = Fit.auto
     fit_margin: Annotated[
         str,
-        typer.Option("--fit-margin", metavar="SIZE", help="Device memory to leave free on each."),
+        typer.Option("--fit-margin", metavar="SIZE", help="Memory to leave free on each device."),
     ] = "1G"
     rpc: Annotated[
         str | None,
         typer.Option(
-            metavar="HOST:PORT,...", help="Workers whose devices to use.", show_default=False
+            metavar="HOST:PORT,...", help="Use the devices of these workers.", show_default=False
         ),
     ] = None
     rpc_child: Annotated[bool, typer.Option("--rpc-child", hidden=True)] = False
     kv_offload: Annotated[
-        bool, typer.Option(help="Keep the KV cache beside its layer's attention.")
+        bool, typer.Option(help="Keep each layer's KV cache on the device of its attention.")
     ] = True
     op_offload: Annotated[
         bool | None,
         typer.Option(
-            help="Copy the CPU's weights to a device for large batches.", show_default="if room"
+            help="Copy weights from the CPU to a device for large batches.",
+            show_default="if they fit",
         ),
     ] = None
     flash_attn: Annotated[Switch, typer.Option("-fa", "--flash-attn", help="Flash attention.")] = (
@@ -140,18 +149,22 @@ class PlacementArgs:
     cache_type_v: Annotated[
         str | None,
         typer.Option(
-            "-ctv", "--cache-type-v", help="Type of cached values.", show_default="as the keys"
+            "-ctv", "--cache-type-v", help="Type of cached values.", show_default="same as the keys"
         ),
     ] = None
     ubatch: Annotated[
-        int, typer.Option("-ub", "--ubatch-size", min=0, help="Rows of a decode; 0: 512.")
+        int,
+        typer.Option(
+            "-ub", "--ubatch-size", min=0, help="Maximum number of tokens per decode; 0: 512."
+        ),
     ] = 0
-    mlock: Annotated[bool, typer.Option("--mlock", help="Keep weights from being swapped.")] = False
+    mlock: Annotated[bool, typer.Option("--mlock", help="Never swap the weights out.")] = False
     mmap: Annotated[
-        bool | None, typer.Option(help="Map the file instead of reading it.", show_default="auto")
+        bool | None,
+        typer.Option(help="Memory-map the file instead of reading it.", show_default="auto"),
     ] = None
     allow_thrash: Annotated[
-        bool, typer.Option("--allow-thrash", help="Run a model that memory cannot hold.")
+        bool, typer.Option("--allow-thrash", help="Run a model that does not fit in memory.")
     ] = False
 
     def distant(self) -> tuple[str, ...]:
@@ -199,11 +212,11 @@ def _main_gpu(split_mode: str, number: int | None) -> int | None:
 
     if split_mode in ("row", "tensor"):
         raise RequestError(
-            f"--split-mode {split_mode} cuts single tensors over devices, which llama.cpp cannot "
-            "do with an MTP block; layer and none are possible"
+            f"--split-mode {split_mode} splits single tensors across devices, which llama.cpp "
+            "cannot do with an MTP block; use layer or none"
         )
     if split_mode not in ("layer", "none"):
-        raise RequestError(f"--split-mode {split_mode!r} is none of layer, none")
+        raise RequestError(f"--split-mode {split_mode!r} is unknown; use layer or none")
     return number or 0 if split_mode == "none" else number
 
 

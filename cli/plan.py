@@ -31,7 +31,7 @@ class MachineArgs:
         typer.Option(
             metavar="SIZES",
             help="Free memory of each device, with GB/s if known: 24G,48G@1000; 0: no device. "
-            "This machine's devices without it.",
+            "Default: this machine's devices.",
             show_default=False,
         ),
     ] = None
@@ -39,12 +39,12 @@ class MachineArgs:
         str | None,
         typer.Option(
             metavar="SIZE",
-            help="Memory for the CPU's part, with GB/s if known: 256G@80. This machine's without.",
+            help="CPU memory, with GB/s if known: 256G@80. Default: this machine's memory.",
             show_default=False,
         ),
     ] = None
     margin: Annotated[
-        str, typer.Option(metavar="SIZE", help="Device memory to leave free on each.")
+        str, typer.Option(metavar="SIZE", help="Memory to leave free on each device.")
     ] = "1G"
 
 
@@ -59,27 +59,31 @@ class RunArgs:
             "--ctx",
             "--ctx-size",
             min=0,
-            help="Context in tokens; 0: the model's, at most 8192.",
+            help="Context size in tokens; 0: the model's context size, at most 8192.",
         ),
     ] = 0
     parallel: Annotated[
-        int, typer.Option("-np", "--parallel", min=1, help="Sequences at once.")
+        int, typer.Option("-np", "--parallel", min=1, help="Number of parallel sequences.")
     ] = 1
     batch: Annotated[
-        int, typer.Option("-ub", "--ubatch-size", min=0, help="Rows of a decode; 0: 512.")
+        int,
+        typer.Option(
+            "-ub", "--ubatch-size", min=0, help="Maximum number of tokens per decode; 0: 512."
+        ),
     ] = 0
     cache_type: Annotated[
         str, typer.Option("--cache-type", help="Type of the KV cache: f16, q8_0, q4_0, ...")
     ] = "f16"
     draft: Annotated[bool, typer.Option(help="Load the MTP block, if the model has one.")] = True
     draft_max: Annotated[
-        int, typer.Option("--draft-max", min=0, help="Most tokens to draft at once.")
+        int,
+        typer.Option("--draft-max", min=0, help="Maximum number of tokens to draft at once."),
     ] = 8
     draft_model: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="The file that the MTP block lies in, or a smaller model to draft with.",
+            help="File with the MTP block, or a smaller model to draft with.",
             show_default=False,
         ),
     ] = None
@@ -96,15 +100,17 @@ def plan(
     config: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="A hub's config.json instead of a file.", show_default=False
+            metavar="FILE",
+            help="A checkpoint's config.json instead of a GGUF file.",
+            show_default=False,
         ),
     ] = None,
     type_: Annotated[
-        str, typer.Option("--type", help="With --config: what it would be converted to.")
+        str, typer.Option("--type", help="With --config: the type to convert to.")
     ] = "q4_k_m",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Plan where a model would lie, and predict how fast it runs; loads nothing."""
+    """Plan the placement of a model and predict its speed, without loading it."""
     from ..offload import fit
     from ..offload.report import account, document
 
@@ -127,7 +133,7 @@ def _facts(model: Path | None, config: Path | None, type_: str) -> ModelFacts:
     from ..errors import RequestError
 
     if (model is None) == (config is None):
-        raise RequestError("give a model file or --config, one of the two")
+        raise RequestError("give a model file or --config, exactly one of them")
     if model is not None:
         from ..model_file.metadata import read
 
@@ -223,15 +229,19 @@ def _summary(made: OffloadPlan, found: dict[str, Any]) -> list[str]:
     most = f"{context['most_cells_without_mtp']:,} without MTP"
     if context["most_cells_with_mtp"] is not None:
         most = f"{context['most_cells_with_mtp']:,} with MTP, {most}"
-    held = "whose cache the devices hold" if len(found["devices"]) > 1 else "that memory holds"
+    held = (
+        "that keeps the KV cache on the devices"
+        if len(found["devices"]) > 1
+        else "that fits in memory"
+    )
     draft = found.get("draft_model")
     if draft:
         lies = ", ".join(f"{gib(d['used'])} {d['name']}" for d in draft["devices"] if d["used"])
-        out += ["", f"draft       {draft['model']}: {lies}, not counted as free above"]
-    out += ["", f"context     {context['cells']:,} tokens; the most {held}: {most}"]
+        out += ["", f"draft       {draft['model']}: {lies}, already subtracted above"]
+    out += ["", f"context     {context['cells']:,} tokens; maximum {held}: {most}"]
     if len(found["devices"]) > 1 and not context["op_offload"]:
         out.append(
-            "batches     read with the CPU's experts in place (--no-op-offload): no room to copy"
+            "batches     use the CPU's experts in place (--no-op-offload): copies do not fit"
         )
     by_depth = ", ".join(f"depth {k} {v:.1f}" for k, v in predicted["by_depth"].items())
     assumed = f" (acceptance {predicted['acceptance_assumed']} assumed)" if by_depth else ""

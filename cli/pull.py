@@ -11,28 +11,30 @@ import typer
 
 def pull(
     source: Annotated[
-        str, typer.Argument(metavar="REPO[@REVISION][:QUANT]", help="Like owner/name:Q4_K_M.")
+        str,
+        typer.Argument(metavar="REPO[@REVISION][:QUANT]", help="For example owner/name:Q4_K_M."),
     ],
     out: Annotated[
-        Path, typer.Option("-o", "--output", metavar="FOLDER", help="Where the files go.")
+        Path, typer.Option("-o", "--output", metavar="FOLDER", help="Folder for the files.")
     ] = Path(),
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print errors only.")] = False,
 ) -> None:
-    """Download a GGUF model (split ones too) and its mtp-*.gguf, and say how to run them."""
+    """Download a GGUF model (all shards) and its mtp-*.gguf file, and print how to run them."""
     from ..converters import hub
     from ..errors import RequestError
 
     name, _, quant = source.partition(":")
     repo = hub.parse(name)
     if repo is None:
-        raise RequestError(f"{name!r} is no repository; give owner/name, perhaps with @revision")
+        raise RequestError(f"{name!r} is not a repository; give owner/name or owner/name@revision")
     say_it_ourselves(quiet)
     paths = hub.pull(hub.Hub(), repo, quant or None, out)
     if not quiet:
         typer.echo(f"gguf-mtp run {paths[0]}")
         if len(paths) > 1:
-            where = "beside it" if paths[0].parent == paths[1].parent else "with --draft-model"
-            typer.echo(f"its MTP block is {paths[1]}, used {where}")
+            is_found = paths[0].parent == paths[1].parent
+            where = "loaded automatically" if is_found else "load it with --draft-model"
+            typer.echo(f"MTP block: {paths[1]} ({where})")
 
 
 def say_it_ourselves(quiet: bool) -> None:

@@ -97,7 +97,7 @@ class RemoteSession:
         try:
             return str(found["data"][0]["id"])
         except (LookupError, TypeError):
-            raise RequestError(f"{self.url} names no model; give its name") from None
+            raise RequestError(f"{self.url} lists no model; give a model name") from None
 
     def _connect(self, path: str, body: Mapping[str, Any] | None) -> HTTPConnection:
         """A connection that the request has been sent on."""

@@ -68,7 +68,7 @@ def answer_line(stats: Stats, depth: Depth) -> str:
     if stats.drafted:
         parts.append(
             f"accepted {stats.accepted} / drafted {stats.drafted} = "
-            f"{100 * stats.acceptance_rate:.0f} %, length {stats.tokens_per_round:.2f}"
+            f"{100 * stats.acceptance_rate:.0f} %, {stats.tokens_per_round:.2f} tokens per round"
         )
     if isinstance(depth, AutoDepth):
         parts.append(_decision(depth.report()))
@@ -86,17 +86,18 @@ def decision_lines(depth: Depth) -> list[str]:
         out.append(f"        {report.reason}{tip}")
     for rates in report.offers.values():
         if rates:
-            out.append(f"        copies right at their first token: {100 * rates[0]:.0f} %")
+            out.append(f"        copies with a correct first token: {100 * rates[0]:.0f} %")
     return out
 
 
 def _decision(report: DepthReport) -> str:
-    """ "depth 2, plain would be 41.0 tokens/s, 1.32 x"."""
+    """ "depth 2, plain decoding would be 41.0 tokens/s, speed-up 1.32 x"."""
     if report.plain_tokens_per_s is None:
         return "depth not decided yet"
-    speed_up = f", {report.speed_up:.2f} x" if report.depth else ""
+    speed_up = f", speed-up {report.speed_up:.2f} x" if report.depth else ""
     return (
-        f"depth {report.depth}, plain would be {report.plain_tokens_per_s:.1f} tokens/s{speed_up}"
+        f"depth {report.depth}, plain decoding would be "
+        f"{report.plain_tokens_per_s:.1f} tokens/s{speed_up}"
     )
 
 

@@ -25,10 +25,10 @@ def run(
     shape_args: ShapeArgs,
     prompt: Annotated[
         str | None,
-        typer.Option("-p", "--prompt", help="The prompt; standard input without one."),
+        typer.Option("-p", "--prompt", help="The prompt. Default: standard input."),
     ] = None,
     raw: Annotated[
-        bool, typer.Option("--raw", help="Continue the prompt as it stands: no chat template.")
+        bool, typer.Option("--raw", help="Continue the prompt as it is, without chat template.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     logprobs: Annotated[
@@ -36,7 +36,7 @@ def run(
         typer.Option(
             min=0,
             max=20,
-            help="With --json: how likely each token was, and the N likeliest there.",
+            help="With --json: log-probabilities of each token and of the N most likely tokens.",
             show_default=False,
         ),
     ] = None,
@@ -50,7 +50,7 @@ def run(
         raise typer.Exit(run_in_child(workers))
 
     if logprobs is not None and not json:
-        raise typer.BadParameter("--logprobs come with --json only")
+        raise typer.BadParameter("--logprobs needs --json")
     text = prompt if prompt is not None else _standard_input()
     with open_session(model_args, placement_args) as session:
         if sys.stderr.isatty() and accelerators():  # else there is one place to lie

@@ -52,7 +52,7 @@ class SelfTest(NamedTuple):
             if self.differs_at is None
             # Two rows in one batch go through other kernels than one; quantised weights show it.
             else f"token {self.differs_at + 1} of {self.n_tokens} differs with drafting, "
-            "as near ties may"
+            "which near ties can cause"
         )
         return f"{same}; {self.accepted} of {self.drafted} drafts accepted"
 

@@ -41,45 +41,48 @@ class ServerArgs:
     """Where to listen, for whom, and how much at once."""
 
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1"
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: a free one.")] = 8080
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: any free port.")] = 8080
     parallel: Annotated[
-        int, typer.Option("-np", "--parallel", min=1, help="Answers in the making at once.")
+        int, typer.Option("-np", "--parallel", min=1, help="Maximum concurrent requests.")
     ] = 4
     queue: Annotated[
-        int, typer.Option(min=0, help="Answers that may wait; more are told to come again.")
+        int, typer.Option(min=0, help="Maximum queued requests; further ones get a 503.")
     ] = 64
     api_key: Annotated[
         str | None,
         typer.Option(
-            envvar="GGUF_MTP_API_KEY", help="Key that clients must send.", show_default=False
+            envvar="GGUF_MTP_API_KEY", help="API key that clients must send.", show_default=False
         ),
     ] = None
     alias: Annotated[
         str | None,
-        typer.Option("-a", "--alias", help="The model's name for clients.", show_default=False),
+        typer.Option("-a", "--alias", help="Model name shown to clients.", show_default=False),
     ] = None
     cors_origin: Annotated[
         list[str] | None,
-        typer.Option(help="Web page that may use the server, such as http://localhost:3000."),
+        typer.Option(
+            help="Web origin that may use the server, such as http://localhost:3000; repeatable."
+        ),
     ] = None
     keep_alive: Annotated[
         float,
-        typer.Option(min=0, help="Seconds of silence after which a stream gets a comment; 0: off."),
+        typer.Option(min=0, help="Seconds of silence before a comment in a stream; 0: off."),
     ] = 10.0
     grace: Annotated[
-        float, typer.Option(min=0, help="Seconds that answers may take to end at shutdown.")
+        float, typer.Option(min=0, help="Seconds that running answers may take at shutdown.")
     ] = 10.0
     log: Annotated[
         str,
         typer.Option(
-            metavar="FILE", help="A JSON line for each request; -: standard output; off: none."
+            metavar="FILE",
+            help="Write a JSON line per request to FILE; -: to standard output; off: no log.",
         ),
     ] = "-"
     trace: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="A JSON line for each round; `gguf-mtp trace` draws them.",
+            help="Write a JSON line per round to FILE; draw it with `gguf-mtp trace`.",
             show_default=False,
         ),
     ] = None
@@ -93,7 +96,7 @@ def serve(
     sampling_args: SamplingArgs,
     server_args: ServerArgs,
 ) -> None:
-    """Serve a model to any OpenAI client, several at once."""
+    """Serve a model to OpenAI clients, several requests at once."""
     import asyncio
 
     from ..errors import GgufMtpError
@@ -137,11 +140,11 @@ def serve(
         finally:
             _end(worker)
     if has_died:
-        raise GgufMtpError("the engine's thread has died, so the server has ended")
+        raise GgufMtpError("the engine's thread died, so the server stopped")
 
 
 def _greet(args: ServerArgs, listener: socket.socket, access: Access) -> None:
-    typer.echo(f"listening on {_url(listener)}, {args.parallel} answers at once")
+    typer.echo(f"listening on {_url(listener)}, up to {args.parallel} concurrent requests")
     if warning := exposure(args.host, access.api_key):
         typer.echo(f"warning: {warning}", err=True)
 
@@ -183,7 +186,7 @@ def exposure(host: str, api_key: str | None) -> str | None:
     """What to warn of when others can reach the server and nothing keeps them out."""
     if is_loopback(host) or api_key:
         return None
-    return f"anybody who can reach {host} may use this server: set --api-key"
+    return f"anyone who can reach {host} can use this server: set --api-key"
 
 
 def _served(session: Session, alias: str | None, sampling_args: SamplingArgs) -> Served:

@@ -28,14 +28,14 @@ class ShapeArgs:
         typer.Option(
             "--grammar",
             metavar="TEXT",
-            help="Grammar of the answer: GBNF, or Lark after a line %llguidance {}.",
+            help="Grammar for the answer: GBNF, or Lark with the first line %llguidance {}.",
             show_default=False,
         ),
     ] = None
     grammar_file: Annotated[
         Path | None,
         typer.Option(
-            "--grammar-file", metavar="FILE", help="The same from a file.", show_default=False
+            "--grammar-file", metavar="FILE", help="File with the grammar.", show_default=False
         ),
     ] = None
     json_schema: Annotated[
@@ -44,7 +44,7 @@ class ShapeArgs:
             "-j",
             SCHEMA,
             metavar="JSON",
-            help="JSON schema of the answer; {} is any JSON.",
+            help="JSON schema for the answer; {} allows any JSON.",
             show_default=False,
         ),
     ] = None
@@ -87,7 +87,7 @@ class ShapeArgs:
         }
         names = [name for name, value in given.items() if value is not None]
         if len(names) > 1:
-            raise RequestError(f"{names[0]} and {names[1]} cannot both hold; give one")
+            raise RequestError(f"{names[0]} and {names[1]} cannot be combined; give one")
         if not names:
             return None, ""
         if self.grammar_file is None:
@@ -137,4 +137,4 @@ def _parsed(source: str) -> Any:
     try:
         return json.loads(source)
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"it is no JSON: {error}") from None
+        raise RequestError(f"it is not valid JSON: {error}") from None

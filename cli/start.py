@@ -22,7 +22,7 @@ def open_session(
     options = options or args.load_options(placing)  # before anything is converted or loaded
     session = load(args.model or demo_path("f32" if args.strict else "q8_0"), options)
     if session.side is not None and options.draft_model is None:
-        print(f"drafting with {session.side.path}, found beside the model", file=sys.stderr)
+        print(f"drafting with {session.side.path}, found in the model's folder", file=sys.stderr)
     return session
 
 
@@ -42,7 +42,7 @@ def describe(session: Session) -> str:
     words = {"ngram": "copies", "mtp": block, "model": "a draft model"}
     drafters = " and ".join(words.get(name, name) for name in engine.drafting.names)
     drafting = (
-        f"drafting with {drafters}, up to {engine.depth.n_max} tokens a round"
+        f"drafting with {drafters}, up to {engine.depth.n_max} tokens per round"
         if engine.is_drafting
         else "not drafting"
     )

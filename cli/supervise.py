@@ -27,7 +27,7 @@ RETRY_S = 5.0
 POLL_S = 1.0
 """How often a lost worker is looked for."""
 HEAD = 64 * 1024
-LOADING = "the engine is being loaded"
+LOADING = "the engine is loading"
 
 
 @dataclass(eq=False)
@@ -89,7 +89,7 @@ class _Supervisor:
                 if not await self._start(is_first=server is None):
                     if server is None:
                         return 1  # it has said why
-                    self._why = "the engine could not be started again"
+                    self._why = "the engine failed to restart"
                     if await self._stopped_within(RETRY_S):
                         return 0
                     continue
@@ -203,7 +203,7 @@ class _Supervisor:
                 if self._port is None:
                     return  # `_lost` has ended the answer
                 await asyncio.sleep(0.05)
-            exchange.fail("the engine ended the answer")
+            exchange.fail("the engine stopped before the answer was complete")
 
 
 async def _pump_up(

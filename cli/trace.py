@@ -17,10 +17,12 @@ NARROWEST, WIDEST = 20, 160
 
 
 def trace(
-    file: Annotated[Path, typer.Argument(help="What `gguf-mtp serve --trace FILE` wrote.")],
+    file: Annotated[Path, typer.Argument(help="File written by `gguf-mtp serve --trace FILE`.")],
     png: Annotated[
         Path | None,
-        typer.Option(help="Draw into this file too (needs matplotlib).", show_default=False),
+        typer.Option(
+            help="Also save the drawing to this image file (needs matplotlib).", show_default=False
+        ),
     ] = None,
 ) -> None:
     """Draw a trace: tokens/s and depth over time, acceptance by position."""
@@ -48,13 +50,13 @@ def drawn(recording: Recording, width: int) -> Iterator[str]:
     pieces = bins(recording.moments, min(max(width - 16, NARROWEST), WIDEST))
     seconds = recording.moments[-1].t - recording.moments[0].t
     for title, values, unit in (
-        ("tokens/s of all sequences, over the time", [b.tokens_per_s for b in pieces], "/s"),
+        ("tokens/s of all sequences over time", [b.tokens_per_s for b in pieces], "/s"),
         ("tokens drafted per sequence and round", [b.depth for b in pieces], ""),
     ):
         yield ""
         yield title
         yield from columns(values, HEIGHT, unit)
-    yield f"over {seconds:.1f} s, {seconds / len(pieces):.2g} s a column; a gap: nothing decoded"
+    yield f"over {seconds:.1f} s, {seconds / len(pieces):.2g} s per column; gap: nothing decoded"
     yield from _acceptance(recording)
     yield from _fallbacks(recording)
 
@@ -63,7 +65,7 @@ def _facts(recording: Recording) -> Iterator[str]:
     from ..telemetry.tracestats import summary
 
     about, total = recording.about, summary(recording)
-    yield f"{about.get('model', 'a model')}, from {about.get('started', 'an unknown time')}"
+    yield f"{about.get('model', 'unknown model')}, started {about.get('started', 'unknown')}"
     yield (
         f"{total.n_requests} answers, {total.n_tokens} tokens in {total.n_rounds} rounds; "
         f"{total.n_prefill} prompt tokens read"
@@ -80,13 +82,13 @@ def _facts(recording: Recording) -> Iterator[str]:
         )
     if total.reasons:
         by = ", ".join(f"{reason} {n}" for reason, n in total.reasons.most_common())
-        yield f"why so many were drafted, in rounds: {by}"
+        yield f"reasons for the draft depth, in rounds: {by}"
     if recording.n_starts > 1:
         yield f"the engine was started {recording.n_starts} times"
     if recording.n_torn == 1:
-        yield "1 line is not whole and was left out"
+        yield "1 incomplete line was skipped"
     elif recording.n_torn:
-        yield f"{recording.n_torn} lines are not whole and were left out"
+        yield f"{recording.n_torn} incomplete lines were skipped"
 
 
 def _acceptance(recording: Recording) -> Iterator[str]:

@@ -47,14 +47,14 @@ def open_files(log: str, trace: Path | None, goes_on: bool) -> Iterator[Files]:
 def _check_log(path: Path) -> None:
     """Lines are not put behind what is no text, such as a model."""
     if b"\0" in _beginning(path):
-        raise RequestError(f"--log {path} is there and is no log: it holds no text")
+        raise RequestError(f"--log {path} already exists and is not a text file; give another name")
 
 
 def _check_trace(path: Path) -> None:
     """A trace begins anew, so that what stood in its place is lost: only another may."""
     begin = _beginning(path)
     if begin and not begin.startswith(BEGIN.encode()):
-        raise RequestError(f"--trace {path} is there and is no trace; give another name")
+        raise RequestError(f"--trace {path} already exists and is not a trace; give another name")
 
 
 def _beginning(path: Path) -> bytes:

@@ -127,7 +127,7 @@ class Checkpoint:
         if missing:
             raise ConversionError(
                 f"{self.folder / missing[0]} is missing"
-                + (f" ({len(missing)} shards of {len(files)} are)" if len(files) > 1 else "")
+                + (f" ({len(missing)} of {len(files)} shards missing)" if len(files) > 1 else "")
             )
         for file in files:
             for tensor in self._open_shard(file):
@@ -138,7 +138,7 @@ class Checkpoint:
         for name, file in promised.items():
             if name not in self.tensors or self.tensors[name].file != file:
                 raise ConversionError(
-                    f"{self.folder / file} does not hold {name}, which the index says it does"
+                    f"{self.folder / file} does not hold {name}, but the index says it does"
                 )
 
     def _promised(self) -> Mapping[str, str]:
@@ -151,10 +151,10 @@ class Checkpoint:
         if not isinstance(weight_map, dict) or not weight_map:
             raise ConversionError(f"{path} has no weight_map")
         if not all(isinstance(file, str) for file in weight_map.values()):
-            raise ConversionError(f"{path} has a weight_map that does not name files")
+            raise ConversionError(f"{path} has a weight_map with values that are not file names")
         for file in set(weight_map.values()):
             if Path(file).name != file:
-                raise ConversionError(f"{path} names the shard {file!r}, which is no file name")
+                raise ConversionError(f"{path} names the shard {file!r}, which is not a file name")
         return weight_map
 
     def _open_shard(self, file: str) -> list[SourceTensor]:
@@ -186,7 +186,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ConversionError(f"{path} is not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise ConversionError(f"{path} holds no JSON object")
+        raise ConversionError(f"{path} is not a JSON object")
     return value
 
 
@@ -200,10 +200,10 @@ def _read_header(read: Callable[[int, memoryview], None], path: Path, size: int)
     if start.startswith(_LFS):
         raise ConversionError(f"{path} is a Git LFS pointer, not the file; run git lfs pull")
     if len(start) < 8:
-        raise ConversionError(f"{path} is no safetensors file: it has {size} bytes")
+        raise ConversionError(f"{path} is not a safetensors file: it has {size} bytes")
     (n,) = struct.unpack("<Q", start[:8])
     if n > _MAX_HEADER:
-        raise ConversionError(f"{path} is no safetensors file: its header would have {n} bytes")
+        raise ConversionError(f"{path} is not a safetensors file: its header would have {n} bytes")
     header = take(8, n)
     if len(header) < n:
         raise ConversionError(f"{path} is cut short inside its header ({size} of {8 + n} bytes)")
@@ -236,7 +236,7 @@ def _parse_header(header: bytes, path: Path, size: int) -> list[SourceTensor]:
                 f"{path}: {t.name} is {t.dtype} {list(t.shape)} but has {t.n_bytes} bytes"
             )
         if t.begin != end:
-            raise ConversionError(f"{path}: {t.name} does not begin where the tensor before ends")
+            raise ConversionError(f"{path}: {t.name} does not begin where the previous tensor ends")
         end += t.n_bytes
     if size != end:
         what = "cut short" if size < end else "longer than its header says"

@@ -97,7 +97,7 @@ def _fill(
     ends = shard.ends
     if file.n_done:
         done = ends[file.n_done - 1]
-        logger.info("going on after %d of %d tensors", file.n_done, len(ends))
+        logger.info("resuming after %d of %d tensors", file.n_done, len(ends))
     else:
         file.write(memoryview(shard.header))
         done = len(shard.header)

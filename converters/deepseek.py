@@ -108,7 +108,7 @@ class _Builder:
             self.plain("output.weight", "lm_head.weight", (h.n_vocab, h.n_embd))
             return
         self.ledger.drop("lm_head.weight", "config.json ties it to the embedding")
-        self.notes.append("embedding and head are tied: the run time uses token_embd for both")
+        self.notes.append("embedding and head are tied: llama.cpp uses token_embd for both")
 
     def layer(self, i: int) -> None:
         for name, source, shape in self._attention():
@@ -120,9 +120,7 @@ class _Builder:
             self._feed_forward(i, "", "mlp", self.h.n_ff)
         else:
             self._experts(i)
-        self.ledger.drop(
-            f"model.layers.{i}.self_attn.rotary_emb.inv_freq", "the run time computes it"
-        )
+        self.ledger.drop(f"model.layers.{i}.self_attn.rotary_emb.inv_freq", "llama.cpp computes it")
 
     def _attention(self) -> Iterator[tuple[str, str, tuple[int, ...]]]:
         h, d = self.h, self.h.n_embd
@@ -187,29 +185,31 @@ class _Builder:
             return False
         if not extra:
             if choices.mtp == "only" and not h.n_mtp:
-                raise ConversionError("the checkpoint has no MTP block, so none can be written")
+                raise ConversionError("the checkpoint has no MTP block to write (--mtp only)")
             if h.n_mtp:
                 raise ConversionError(
-                    f"config.json promises {h.n_mtp} MTP block, but the checkpoint has no "
+                    f"config.json declares {h.n_mtp} MTP block, but the checkpoint has no "
                     f"model.layers.{i}.*; --mtp drop converts the trunk alone"
                 )
             self.notes.append(
-                "no MTP block: the file will not draft by itself"
-                + ("" if h.q_rank else ", nor with another's: q_lora_rank is null")
+                "no MTP block: the file cannot draft by itself"
+                + ("" if h.q_rank else ", nor with another file's block: q_lora_rank is null")
             )
             return False
         if extra != [i] or h.n_mtp > 1:
             raise ConversionError(
                 f"{max(len(extra), h.n_mtp)} MTP blocks (layers {extra[0]} to {extra[-1]}), "
-                "but the run time runs one for this architecture"
+                "but llama.cpp runs only one for this architecture"
             )
         if not h.q_rank:
             raise ConversionError(
-                f"layer {i} is an MTP block, but q_lora_rank is null and the run time drafts with "
-                "a low-rank query only; --mtp drop converts the trunk alone"
+                f"layer {i} is an MTP block, but q_lora_rank is null and llama.cpp drafts only "
+                "with a low-rank query; --mtp drop converts the trunk alone"
             )
         if not h.n_mtp:
-            self.notes.append(f"config.json names no MTP block, but layer {i} is one: converted")
+            self.notes.append(
+                f"config.json declares no MTP block, but layer {i} is one; it is converted"
+            )
         self.layer(i)
         self._nextn(i, choices.draft_head)
         return True
@@ -244,7 +244,7 @@ class _Builder:
         if not self.ledger.has(source):
             return
         if self._same_bytes(source, original):
-            self.ledger.drop(source, f"bit-equal to {original}, which the run time uses")
+            self.ledger.drop(source, f"bit-equal to {original}, which llama.cpp uses instead")
             return
         self.notes.append(f"{source} differs from {original}: kept")
         self.plain(f"blk.{i}.nextn.{name}.weight", source, (self.h.n_vocab, self.h.n_embd))

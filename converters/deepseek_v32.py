@@ -32,7 +32,7 @@ def _metadata(config: Mapping[str, Any]) -> Mapping[str, Value]:
     mscale = section(config, "rope_scaling").get("mscale", 1)
     if mscale != 1:  # the run time reads mscale_all_dim and takes mscale for 1, but for deepseek2
         raise ConversionError(
-            f"config.json: mscale is {mscale!r}, but the run time knows 1 only for deepseek32"
+            f"config.json: mscale is {mscale!r}, but llama.cpp supports only 1 for deepseek32"
         )
     return {
         "attention.indexer.head_count": count(config, "index_n_heads"),

@@ -62,8 +62,8 @@ def check_disk(out: Path, files: Sequence[Path], n_bytes: int) -> None:
     free = shutil.disk_usage(folder).free
     if n_bytes - there > free:
         raise ConversionError(
-            f"{out} takes {n_bytes - there:,} bytes, but {folder} has {free:,} free; "
-            "--force tries all the same"
+            f"{out} needs {n_bytes - there:,} bytes, but {folder} has {free:,} free; "
+            "--force tries anyway"
         )
 
 
@@ -73,7 +73,9 @@ def check_ram(n_bytes: int) -> str | None:
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):
         return None
-    return f"needs {n_bytes:,} bytes of memory, {free:,} are free" if n_bytes > free else None
+    if n_bytes <= free:
+        return None
+    return f"needs {n_bytes:,} bytes of memory, but only {free:,} bytes are free"
 
 
 def _seconds(tensors: Sequence[TypedTensor], n_threads: int) -> float:

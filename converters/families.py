@@ -24,8 +24,9 @@ def adapt(checkpoint: Source, choices: deepseek.Choices, books: Books | None = N
     family = FAMILIES.get(name) if isinstance(name, str) else None
     if family is None:
         raise ConversionError(
-            f"config.json: the architecture {name!r} is unknown; known are {', '.join(FAMILIES)}. "
-            "llama.cpp's convert_hf_to_gguf.py may know it, and its file may run here"
+            f"config.json: architecture {name!r} is not supported "
+            f"(supported: {', '.join(FAMILIES)}). llama.cpp's convert_hf_to_gguf.py "
+            "may convert it to a file that gguf-mtp can run"
         )
     try:
         return deepseek.adapt(checkpoint, choices, family, books)

@@ -71,13 +71,15 @@ def graft(
     shards.refuse_inputs(out, {base, mtp, *(t.file for t in (*model.tensors, *side.tensors))})
     i = model.n_layer
     if any(t.name.startswith(f"blk.{i}.") for t in model.tensors):
-        raise ConversionError(f"{base} has a block behind its {i} layers already")
+        raise ConversionError(f"{base} already has a block after its {i} layers")
     remarks = sidefile.check(model, side)
     counts = {f"{model.architecture}.{key}" for key in ("block_count", "nextn_predict_layers")}
     for key, value in model.kv.items():
         per_layer = isinstance(value, list) and len(value) in (i, i + 1)
         if per_layer and key.startswith(f"{model.architecture}.") and key not in counts:
-            raise ConversionError(f"{base} has one {key} for each layer; the block would have none")
+            raise ConversionError(
+                f"{base} has one {key} per layer, but the MTP block would have none"
+            )
     kv = raw_metadata(base)
     for key, n in (("block_count", i + 1), ("nextn_predict_layers", 1)):
         kv[f"{model.architecture}.{key}"] = struct.pack("<II", 4, n)
@@ -179,7 +181,7 @@ class _Reader:
         except OSError as error:
             raise OSError(error.errno, error.strerror, path) from None
         if got == 0:
-            raise OSError(errno.EIO, "it became shorter while it was read", path)
+            raise OSError(errno.EIO, "the file became shorter while it was read", path)
         return view[:got]
 
 

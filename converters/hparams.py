@@ -108,7 +108,7 @@ class Hyperparameters:
         is_lite = self.n_layer in LITE_DEPTHS or (self.n_layer == 48 and self.n_vocab == 128256)
         if self.q_rank and is_lite:
             raise ConversionError(
-                f"num_hidden_layers is {self.n_layer}, a depth that the run time takes for a model "
+                f"num_hidden_layers is {self.n_layer}, a depth at which llama.cpp expects a model "
                 "without q_lora_rank"
             )
         if not self.n_dense < self.n_layer:
@@ -118,7 +118,8 @@ class Hyperparameters:
             )
         if self.n_expert_used > self.n_expert:
             raise ConversionError(
-                f"num_experts_per_tok is {self.n_expert_used} of {self.n_expert} experts"
+                f"num_experts_per_tok is {self.n_expert_used}, but the model has only "
+                f"{self.n_expert} experts"
             )
         if self.d_rope % 2:
             raise ConversionError(
@@ -141,12 +142,13 @@ def _refuse_unknown(config: Mapping[str, Any]) -> None:
         if config.get(key, allowed[0]) not in allowed:
             raise ConversionError(
                 f"config.json: {key} is {_shown(config[key])}, but only "
-                f"{' and '.join(map(repr, allowed))} {'are' if len(allowed) > 1 else 'is'} known"
+                f"{' and '.join(map(repr, allowed))} "
+                f"{'are' if len(allowed) > 1 else 'is'} supported"
             )
     if config.get("topk_method") == "greedy" and config.get("n_group") != 1:
         raise ConversionError(
-            f"config.json: topk_method is 'greedy' with n_group {_shown(config.get('n_group'))}; "
-            "the run time would choose among groups"
+            f"config.json: topk_method is 'greedy' with n_group {_shown(config.get('n_group'))}, "
+            "but llama.cpp would select expert groups"
         )
 
 
@@ -154,7 +156,7 @@ def _groups(config: Mapping[str, Any]) -> tuple[int, int]:
     """Groups of experts, and how many of them a token may use."""
     n, n_used = count(config, "n_group"), count(config, "topk_group")
     if n_used > n:
-        raise ConversionError(f"config.json: topk_group is {n_used} of {n} groups")
+        raise ConversionError(f"config.json: topk_group is {n_used}, but n_group is {n}")
     # To use all groups is to have none, and llama.cpp aborts on a header that says the former.
     return (1, 1) if n_used == n else (n, n_used)
 
@@ -216,13 +218,13 @@ def _yarn(rope: Mapping[str, Any]) -> Yarn | None:
         return None
     if kind != "yarn":
         raise ConversionError(
-            f"config.json: RoPE scaling is {_shown(kind)}, but only 'yarn' is known"
+            f"config.json: RoPE scaling is {_shown(kind)}, but only 'yarn' is supported"
         )
     mscale, all_dim = rope.get("mscale"), rope.get("mscale_all_dim")
     if mscale != all_dim or not all_dim:
         raise ConversionError(
-            f"config.json: mscale is {_shown(mscale)} and mscale_all_dim {_shown(all_dim)}; "
-            "llama.cpp computes only the case where they are equal"
+            f"config.json: mscale is {_shown(mscale)} and mscale_all_dim {_shown(all_dim)}, "
+            "but llama.cpp needs them equal and not zero"
         )
     return Yarn(
         _number(rope, "factor"),

@@ -123,8 +123,8 @@ class Hub:
             hf_raise_for_status(response)
             if response.status_code != 206 or len(response.content) != n:
                 raise OSError(
-                    f"asked for {n} bytes, the hub answers {response.status_code} with "
-                    f"{len(response.content)}"
+                    f"requested {n} bytes, but the hub answers {response.status_code} with "
+                    f"{len(response.content)} bytes"
                 )
             return bytes(response.content)
 
@@ -190,7 +190,7 @@ def fetch_checkpoint(hub: Hub, repo: Repo, needs: Needs, with_shards: bool = Tru
     try:
         config = hub.fetch(repo, "config.json")
     except FileNotFoundError:
-        raise ConversionError(f"{repo.id} has no config.json, so it is no checkpoint") from None
+        raise ConversionError(f"{repo.id} has no config.json, so it is not a checkpoint") from None
     try:
         index = hub.fetch(repo, INDEX)
     except FileNotFoundError:
@@ -207,7 +207,7 @@ def fetch_checkpoint(hub: Hub, repo: Repo, needs: Needs, with_shards: bool = Tru
         try:
             hub.fetch(repo, file)
         except FileNotFoundError:
-            raise ConversionError(f"{repo.id} has no {file}, which its index names") from None
+            raise ConversionError(f"{repo.id} has no {file}, which its index lists") from None
     return config.parent
 
 
@@ -241,11 +241,11 @@ def choose(
     models = {name: g for name, g in groups.items() if name not in sides and not _is_other(name)}
     fitting = {name: g for name, g in models.items() if _is_of(name, quant)}
     if len(fitting) != 1:
-        what = f"{len(fitting)} of them are {quant}" if quant else "name one as REPO:QUANT"
+        what = f"{len(fitting)} of them match {quant}" if quant else "choose one with REPO:QUANT"
         raise ConversionError(
-            f"{repo.id} holds no GGUF model"
+            f"{repo.id} has no GGUF model"
             if not models
-            else f"{repo.id} holds {', '.join(map(_base, models))}: {what}"
+            else f"{repo.id} has {', '.join(map(_base, models))}: {what}"
         )
     (model,) = fitting.values()
     _check_shards(model, repo)

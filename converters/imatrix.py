@@ -60,7 +60,7 @@ class Imatrix:
                 return None
             raise ConversionError(
                 f"{self.path} has {values.size} values for {tensor.name}, "
-                f"which takes {n_matrices * tensor.n_per_row}"
+                f"which needs {n_matrices * tensor.n_per_row}"
             )
         if not np.isfinite(values).all():
             raise ConversionError(f"{self.path} has a value for {tensor.name} that is not finite")
@@ -83,7 +83,7 @@ def _open_gguf(path: Path) -> Mapping[str, Callable[[], Floats]]:
                 raise ConversionError(f"{path} has sums for {base}, but no counts")
             entries[base] = _mean(path, places[name], places[base + _COUNTS])
     if not entries:
-        raise ConversionError(f"{path} is a GGUF file, but holds no importance matrix")
+        raise ConversionError(f"{path} is a GGUF file, but has no importance matrix")
     return entries
 
 
@@ -118,9 +118,9 @@ def _open_legacy(path: Path) -> Mapping[str, Callable[[], Floats]]:
                 entries[name] = _over_calls(path, (at, n_values), n_calls)
                 file.seek(4 * n_values, os.SEEK_CUR)
         except (struct.error, ValueError):
-            raise ConversionError(f"{path} is no importance matrix, or a damaged one") from None
+            raise ConversionError(f"{path} is not an importance matrix, or is damaged") from None
     if not entries:
-        raise ConversionError(f"{path} is no importance matrix: it has no entries")
+        raise ConversionError(f"{path} is not an importance matrix: it has no entries")
     return entries
 
 

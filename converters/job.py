@@ -189,14 +189,14 @@ def _check_importance(
         values = imatrix.values(placed.tensor) if imatrix and needs_importance(placed) else None
         if values is None and recipes.needs_imatrix(placed.tensor, placed.type, wish.recipe):
             raise ConversionError(
-                f"{placed.tensor.name} as {placed.type.name.lower()} needs an importance matrix, "
-                + (f"but {imatrix.path} has none for it" if imatrix else "give one with --imatrix")
+                f"{placed.tensor.name} as {placed.type.name.lower()} needs an importance matrix"
+                + (f", but {imatrix.path} has none for it" if imatrix else "; use --imatrix")
             )
         if values is None and needs_importance(placed):
             unknown.append(placed.tensor.name)
     if imatrix is None or not unknown:
         return []
-    return [f"{imatrix.path} knows nothing of {len(unknown)} tensors, {unknown[0]} the first"]
+    return [f"{imatrix.path} has no values for {len(unknown)} tensors; the first is {unknown[0]}"]
 
 
 def _name(name: str) -> str:

@@ -46,9 +46,9 @@ def check_place(out: Path) -> None:
     if out.is_dir():
         raise ConversionError(f"{out} is a folder; give the name of a file")
     if not out.resolve().parent.is_dir():
-        raise ConversionError(f"{out.parent} is not a folder; the output would go there")
+        raise ConversionError(f"{out.parent} is not a folder; the output cannot be written there")
     if out.exists() and not _may_be_replaced(out):
-        raise ConversionError(f"{out} is there and is no GGUF file; give another name")
+        raise ConversionError(f"{out} exists and is not a GGUF file; give another name")
 
 
 def _may_be_replaced(path: Path) -> bool:
@@ -155,12 +155,12 @@ class PartialFile:
             return nothing
         if leftovers == "refuse" and left.n_done:
             raise ConversionError(
-                f"{partial_path(self.out)} is left from an interrupted run; --resume goes on "
-                "with it, --force starts over"
+                f"{partial_path(self.out)} is left from an interrupted run; --resume continues "
+                "it, --force starts over"
             )
         if leftovers == "resume" and left.fingerprint != fingerprint:
             raise ConversionError(
-                f"{partial_path(self.out)} was begun from another checkpoint or with other "
+                f"{partial_path(self.out)} was started from another checkpoint or with other "
                 "options; --force starts over"
             )
         return left if leftovers == "resume" else nothing

@@ -125,7 +125,7 @@ class Ledger:
             raise ConversionError(f"the checkpoint has no {name}, which this architecture needs")
         if tensor.shape != shape:
             raise ConversionError(
-                f"{name} has shape {list(tensor.shape)}, but config.json makes it {list(shape)}"
+                f"{name} has shape {list(tensor.shape)}, but config.json implies {list(shape)}"
             )
         self._fates.setdefault(name, fate)
         return self._with_scale(tensor)
@@ -142,7 +142,7 @@ class Ledger:
         if left:
             raise ConversionError(
                 f"the checkpoint's {left[0]} is unknown"
-                + (f" ({len(left)} tensors are)" if len(left) > 1 else "")
+                + (f" ({len(left)} unknown tensors in all)" if len(left) > 1 else "")
                 + "; leaving it out would change the model"
             )
         merged = sum(fate == "merged" for fate in self._fates.values())
@@ -159,7 +159,7 @@ class Ledger:
         scale = self._tensors.get(f"{tensor.name}_scale_inv")
         if tensor.dtype in ("BF16", "F16", "F32"):
             if scale is not None:
-                raise ConversionError(f"{tensor.name} is {tensor.dtype} and has a scale beside it")
+                raise ConversionError(f"{tensor.name} is {tensor.dtype}, but has a scale tensor")
             return Weight(tensor)
         if tensor.dtype != "F8_E4M3":
             raise ConversionError(f"{tensor.name} is {tensor.dtype}, which cannot be converted")
@@ -174,7 +174,7 @@ class Ledger:
         if len(tensor.shape) != 2 or scale.shape != expected:
             raise ConversionError(
                 f"{scale.name} has shape {list(scale.shape)}, but blocks of {rows}x{cols} "
-                f"make it {list(expected)}"
+                f"require {list(expected)}"
             )
         self._fates.setdefault(scale.name, "merged")
         return Weight(tensor, scale, self._block)

@@ -61,15 +61,15 @@ def recognise(tokenizer: dict[str, Any]) -> str:
     model, pre = tokenizer.get("model") or {}, tokenizer.get("pre_tokenizer") or {}
     if model.get("type") != "BPE":
         raise ConversionError(
-            f"tokenizer.json: the model is {model.get('type')!r}, but only BPE is known"
+            f"tokenizer.json: the model is {model.get('type')!r}, but only BPE is supported"
         )
     if tokenizer.get("normalizer") not in (None, {"type": "Sequence", "normalizers": []}):
-        raise ConversionError("tokenizer.json has a normalizer, which the run time does not apply")
+        raise ConversionError("tokenizer.json has a normalizer, which llama.cpp does not apply")
     *splits, last = (_step(step) for step in pre.get("pretokenizers") or [pre])
     name = KNOWN.get(tuple(splits))
     if name is None or last != "ByteLevel":
         raise ConversionError(
-            f"tokenizer.json: the pre-tokenizer of the steps {[*splits, last]} is unknown"
+            f"tokenizer.json: the pre-tokenizer with steps {[*splits, last]} is not supported"
         )
     if name == "deepseek-llm":
         _refuse_numbers(model["vocab"])

@@ -45,7 +45,7 @@ class Ggml:
     def __init__(self) -> None:
         spec = importlib.util.find_spec("llama_cpp")
         if spec is None or spec.origin is None:
-            raise ConversionError("llama-cpp-python is not installed; its ggml does the quantising")
+            raise ConversionError("quantising needs llama-cpp-python, which is not installed")
         path = Path(spec.origin).parent / "lib" / _LIBRARY
         try:
             library = ctypes.CDLL(os.fspath(path))

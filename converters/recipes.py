@@ -99,14 +99,15 @@ class Choice(NamedTuple):
 def parse_recipe(name: str) -> Recipe:
     """Raises `ConversionError` with the known names."""
     if name.lower() not in RECIPES:
-        raise ConversionError(f"unknown type {name!r}; known are {', '.join(RECIPES)}")
+        raise ConversionError(f"unknown type {name!r}; known types: {', '.join(RECIPES)}")
     return RECIPES[name.lower()]
 
 
 def parse_type(name: str) -> T:
     """Raises `ConversionError` with the known names."""
     if name.lower() not in TENSOR_TYPES:
-        raise ConversionError(f"unknown tensor type {name!r}; known are {', '.join(TENSOR_TYPES)}")
+        known = ", ".join(TENSOR_TYPES)
+        raise ConversionError(f"unknown tensor type {name!r}; known types: {known}")
     return TENSOR_TYPES[name.lower()]
 
 
@@ -133,7 +134,7 @@ def choose(adapted: Adapted, wish: Wish) -> Choice:
             misfits[kind, tensor.n_per_row, wanted, type_] += 1
         types.append(type_)
     notes = [
-        f"{kind}: rows of {n} cannot be {wanted.name.lower()}, {type_.name.lower()} instead "
+        f"{kind}: rows of {n} cannot be {wanted.name.lower()}, so {type_.name.lower()} is used "
         f"({count} tensor{'s' * (count > 1)})"
         for (kind, n, wanted, type_), count in misfits.items()
     ]

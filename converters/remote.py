@@ -47,7 +47,7 @@ class RemoteShards:
             block = self._block(file, index)
             part = block[begin : begin + len(buffer) - done]
             if not part:
-                raise OSError(errno.EIO, "it ends before its header says", file)
+                raise OSError(errno.EIO, "the file is shorter than its header says", file)
             buffer[done : done + len(part)] = part
             done += len(part)
 

@@ -50,7 +50,9 @@ def cut(sizes: Sequence[int], most: int | None) -> list[slice]:
             bounds.append(i)
             total = n
     if len(bounds) > _MAX_SHARDS:
-        raise ConversionError(f"{most} bytes a shard make {len(bounds)} shards, too many")
+        raise ConversionError(
+            f"{most} bytes per shard make {len(bounds)} shards, more than {_MAX_SHARDS}"
+        )
     return [slice(a, b) for a, b in zip(bounds, [*bounds[1:], len(sizes)], strict=True)]
 
 
@@ -67,7 +69,7 @@ def refuse_inputs(out: Path, inputs: Iterable[str | Path]) -> None:
     read = [Path(path) for path in inputs]
     for path in (out, *_stale(out, ())):
         if path.exists() and any(path.samefile(other) for other in read):
-            raise ConversionError(f"{path} is read for this; give the output another name")
+            raise ConversionError(f"{path} is an input; give the output another name")
 
 
 def refuse_stale(out: Path, files: Sequence[Path]) -> None:
@@ -75,7 +77,7 @@ def refuse_stale(out: Path, files: Sequence[Path]) -> None:
     if stale := _stale(out, files):
         raise ConversionError(
             f"{stale[0]} is left from another split of {out.name}"
-            + (f" ({len(stale)} files are)" if len(stale) > 1 else "")
+            + (f" ({len(stale)} files in all)" if len(stale) > 1 else "")
             + "; --force replaces it"
         )
 
@@ -125,7 +127,7 @@ def write(
             n_all = sum(len(file.ends) for file in files)
             raise ConversionError(
                 f"{error.filename or out}: {error.strerror}; {partial_path(names[0])} keeps "
-                f"{n_done} of {n_all} tensors, --resume goes on with them"
+                f"{n_done} of {n_all} tensors; --resume continues from there"
             ) from None
     for path in names:
         journal_path(path).unlink(missing_ok=True)
@@ -143,14 +145,14 @@ def _check(out: Path, files: Sequence[OutFile], fingerprint: str, leftovers: Lef
         for path in names:
             if (left := read_journal(path)) and left.n_done:
                 raise ConversionError(
-                    f"{partial_path(path)} is left from an interrupted run; --resume goes on "
-                    "with it, --force starts over"
+                    f"{partial_path(path)} is left from an interrupted run; --resume continues "
+                    "it, --force starts over"
                 )
     if leftovers == "resume":
         for path in names:
             if (left := read_journal(path)) and left.n_done and left.fingerprint != fingerprint:
                 raise ConversionError(
-                    f"{partial_path(path)} was begun from another checkpoint or with other "
+                    f"{partial_path(path)} was started from another checkpoint or with other "
                     "options; --force starts over"
                 )
 

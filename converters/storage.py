@@ -48,7 +48,7 @@ class LocalShards:
             except OSError as error:
                 raise OSError(error.errno, error.strerror, path) from None
             if n == 0:
-                raise OSError(errno.EIO, "it became shorter while it was read", path)
+                raise OSError(errno.EIO, "the file became shorter while it was read", path)
             done += n
         if self._forgets:
             # Cached pages of what is read once would only push out other programs' pages.

@@ -62,7 +62,7 @@ def read(folder: Path, config: Mapping[str, Any]) -> Vocabulary:
 def _check_expressions(path: Path) -> None:
     if not path.exists():
         raise ConversionError(
-            f"{path} is missing: {FILE} does not say how text is split, only that file does"
+            f"{path} is missing: it defines how text is split, and {FILE} does not"
         )
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -71,7 +71,7 @@ def _check_expressions(path: Path) -> None:
     # The release joins a list of them; siblings stay together in a walk by levels.
     texts = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)]
     if "|".join(EXPRESSIONS) not in "|".join(t for t in texts if isinstance(t, str)):
-        raise ConversionError(f"{path}: it splits text by other expressions than Kimi-K2's")
+        raise ConversionError(f"{path}: its split expressions differ from Kimi-K2's")
 
 
 def _ranks(path: Path) -> dict[bytes, int]:
@@ -93,7 +93,7 @@ def _ranks(path: Path) -> dict[bytes, int]:
             )
     missing = [byte for byte in range(256) if bytes([byte]) not in ordered]
     if missing:
-        raise ConversionError(f"{path}: the single byte 0x{missing[0]:02x} is no token")
+        raise ConversionError(f"{path}: the single byte 0x{missing[0]:02x} is not a token")
     return ordered
 
 
@@ -122,8 +122,8 @@ def _special(config: Mapping[str, Any], n_ranks: int) -> dict[int, str]:
         id_ = int(key) if key.isdecimal() else -1
         if id_ < n_ranks or not isinstance(text, str):
             raise ConversionError(
-                f"tokenizer_config.json: added_tokens_decoder has {key!r}: {text!r}, but must have "
-                f"texts by ids from {n_ranks} on"
+                f"tokenizer_config.json: added_tokens_decoder has {key!r}: {text!r}, but must map "
+                f"ids from {n_ranks} on to texts"
             )
         special[id_] = text
     return special
@@ -148,8 +148,8 @@ def _merges(ranks: Mapping[bytes, int]) -> list[str]:
     if whole:
         # tiktoken finds them only where a piece of text is exactly that token.
         logger.warning(
-            "%s: %d tokens cannot be merged from smaller ones, %r the first of them: "
-            "the run time will not make them", FILE, len(whole), whole[0],
+            "%s: %d tokens cannot be merged from smaller ones (the first is %r): "
+            "llama.cpp will not produce them", FILE, len(whole), whole[0],
         )  # fmt: skip
     return merges
 

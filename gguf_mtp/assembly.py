@@ -70,7 +70,7 @@ def _target(frame: Frame, model: Model, reads_hidden: bool) -> Context:
         return model.context(frame.context(wanted))
     except LoadFailed as error:
         n_bytes = sum(frame.settled.plan.caches[: facts.n_layer])
-        raise LoadFailed(f"{error}; its KV cache wants {n_bytes / 1e6:,.0f} MB") from error
+        raise LoadFailed(f"{error}; its KV cache needs {n_bytes / 1e6:,.0f} MB") from error
 
 
 def _ngram(frame: Frame, _block: Model | None, _stack: ExitStack) -> Drafter:

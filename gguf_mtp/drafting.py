@@ -180,9 +180,9 @@ class Drafting:
     def _stop(self, drafter: Drafter, kind: Fallback, why: str) -> None:
         self._drafters.remove(drafter)
         if self._drafters:
-            log.warning("%s drafts no more: %s", drafter.name, why)
+            log.warning("drafter %s is disabled: %s", drafter.name, why)
         else:
-            log.warning("drafting is off from here on: %s", why)
+            log.warning("drafting is now off: %s", why)
             self.stopped = why
         self._observers.fell_back(kind, why)
 

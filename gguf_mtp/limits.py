@@ -29,7 +29,7 @@ class EngineLimits:
         """Raises `RequestError` for an empty prompt or `max_tokens` below 1, `ContextFull` when the
         prompt leaves no room for an answer."""
         if not prompt:
-            raise RequestError("the prompt is empty, and this model puts no token in front of it")
+            raise RequestError("the prompt is empty, and this model adds no BOS token")
         if max_tokens < 1:
             raise RequestError(f"max_tokens is {max_tokens}, but must be 1 or more")
         if len(prompt) >= self.n_ctx:

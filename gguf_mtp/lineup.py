@@ -55,8 +55,8 @@ def line_up(facts: ModelFacts, wishes: Wishes) -> Lineup:
     why = layers.why_no_draft(facts.kv, facts.architecture)
     if why is not None:
         if names is not None or wishes.file is not None:
-            raise UnsupportedModel(f"nothing can draft for {facts.path}: {why}")
-        log.warning("nothing is drafted: %s", why)
+            raise UnsupportedModel(f"drafting is not possible with {facts.path}: {why}")
+        log.warning("drafting is off: %s", why)
         return Lineup()
     if wishes.file is not None:
         if names is not None and not {"mtp", "model"} & set(names):
@@ -89,7 +89,7 @@ def _auto(
         side = side or (None if facts.can_draft else _beside(facts))
         main = "mtp" if side is not None or _has_block(facts) else ""
     if not main:
-        log.warning("only what can be copied is drafted: %s", facts.reason)
+        log.warning("drafting by n-gram lookup only: %s", facts.reason)
         return Lineup(("ngram",))
     # A fixed length leaves nobody to say when copying pays.
     return Lineup((main,) if is_fixed else ("ngram", main), side, model)
@@ -100,8 +100,8 @@ def _has_block(facts: ModelFacts) -> bool:
     file is not what its owner takes it for."""
     if not facts.can_draft and facts.n_mtp and facts.architecture in metadata.ARCHITECTURES:
         raise UnsupportedModel(
-            f"{facts.path} cannot draft: {facts.reason}; --draft off or ngram runs it without its "
-            "MTP block"
+            f"{facts.path} cannot draft: {facts.reason}; use --draft off or --draft ngram to run "
+            "it without its MTP block"
         )
     return facts.can_draft
 
@@ -112,7 +112,7 @@ def _beside(facts: ModelFacts) -> ModelFacts | None:
     for refusal in refusals:
         log.warning("%s", refusal)
     if found is not None:
-        log.info("drafting with %s, found beside the model", found.path)
+        log.info("drafting with %s, found next to the model", found.path)
     return found
 
 
@@ -133,11 +133,11 @@ def read_draft(
             log.info("%s", remark)
         return side, None
     if only_block:
-        raise UnsupportedModel(f"{path} cannot be a draft model: it holds an MTP block alone")
+        raise UnsupportedModel(f"{path} cannot be a draft model: it holds only an MTP block")
     if layers.is_recurrent(found.architecture):
         raise UnsupportedModel(
-            f"{path} cannot be a draft model: its layers are partly recurrent, and such a cache "
-            "cannot drop tokens that were drafted one by one"
+            f"{path} cannot be a draft model: it has recurrent layers, and their cache cannot drop "
+            "tokens that were drafted one at a time"
         )
     why = vocabularies.why_not_one(facts, found)
     if why is not None:

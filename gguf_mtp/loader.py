@@ -74,14 +74,16 @@ class LoadOptions:
         _at_least(self.n_seq, 1, "the number of sequences")
         _at_least(self.n_threads, 0, "the number of threads")
         if self.n_threads > MAX_THREADS:
-            raise RequestError(f"{self.n_threads} threads are more than ggml's {MAX_THREADS}")
+            raise RequestError(
+                f"the thread count is {self.n_threads}, but ggml supports at most {MAX_THREADS}"
+            )
         wished(self.draft)
         DepthOptions(self.draft_min, self.draft_max, self.draft_p_min)
         kinds = {self.placement.cache_k, self.placement.cache_v}
         if self.strict and (kinds - {"f16", "f32"} or self.placement.flash == "on"):
             raise RequestError(
-                "--strict means an F32 cache and no flash attention: no other --cache-type, no "
-                "--flash-attn on"
+                "--strict uses an F32 KV cache without flash attention, so --cache-type-k, "
+                "--cache-type-v and --flash-attn on cannot be given with it"
             )
         if self.draft_max > N_BATCH // 2:
             raise RequestError(f"draft-max is {self.draft_max}, but must be at most {N_BATCH // 2}")

@@ -37,9 +37,9 @@ def sampler_order(names: Sequence[str]) -> tuple[str, ...]:
     for name in names:
         sampler = known.get(name.lower())
         if sampler is None:
-            raise RequestError(f"no sampler is called {name!r}; there are {', '.join(SAMPLERS)}")
+            raise RequestError(f"unknown sampler {name!r}; known samplers: {', '.join(SAMPLERS)}")
         if sampler in order:
-            raise RequestError(f"the sampler {sampler} comes twice")
+            raise RequestError(f"the sampler {sampler} appears twice")
         order.append(sampler)
     return tuple(s for s in order if s not in NEVER_ON)
 
@@ -51,7 +51,7 @@ def bias_of(text: str) -> tuple[int, float]:
     """
     parts = re.fullmatch(r"(\d+)([+-](?:\d+\.?\d*|\.\d+|inf))", text)
     if parts is None:
-        raise RequestError(f"{text!r} is no bias: write a token's id, + or -, and a number")
+        raise RequestError(f"{text!r} is not a bias: write a token id, + or -, and a number")
     return int(parts[1]), float(parts[2])
 
 
@@ -103,7 +103,7 @@ class SamplingParams:
                     f"{said}, but ids are 0 or more and a bias is at most {LARGEST:g}, or -inf"
                 )
         if sampler_order(self.samplers) != self.samplers:
-            raise RequestError(f"samplers are {self.samplers}, but are spelt as in {SAMPLERS}")
+            raise RequestError(f"samplers are {self.samplers}, but must be named as in {SAMPLERS}")
 
     def check_vocabulary(self, n_vocab: int) -> None:
         """Raises `RequestError` for a `logit_bias` whose id no token of the vocabulary has."""

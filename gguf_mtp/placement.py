@@ -99,7 +99,7 @@ class Lying(NamedTuple):
         if strays:
             name, device = next(iter(strays.items()))
             more = f" and {len(strays) - 1} more" if len(strays) > 1 else ""
-            out.append(f"not as planned: {name} lies on {device}{more}")
+            out.append(f"not as planned: {name} is on {device}{more}")
         return out
 
 
@@ -134,7 +134,8 @@ def settle(subject: Subject, wishes: Placement, beside: OffloadPlan | None = Non
     hand = wishes.hand
     if not machine.devices and (hand.n_gpu_layers or 0) > 0:
         log.warning(
-            "-ngl %d: llama.cpp sees no device here, so it stays on the CPU", hand.n_gpu_layers
+            "-ngl %d: llama.cpp finds no device here, so the model stays on the CPU",
+            hand.n_gpu_layers,
         )
         hand = replace(hand, n_gpu_layers=None)
 
@@ -142,7 +143,7 @@ def settle(subject: Subject, wishes: Placement, beside: OffloadPlan | None = Non
         plan = fit(subject, where) if hand.is_empty else manual(subject, where, hand)
         too_much = None if wishes.fit == "off" else refusal(plan)
         if too_much:
-            raise LoadFailed(f"{too_much}; offload fewer layers, or --fit off tries all the same")
+            raise LoadFailed(f"{too_much}; offload fewer layers, or pass --fit off to try anyway")
         if thrashes(plan) and not wishes.allow_thrash:
             raise LoadFailed(memory_advice(plan))
         return plan
@@ -162,7 +163,7 @@ def _tell_of_unused(plan: OffloadPlan) -> None:
     for device in plan.devices:
         if not plan.used(device.name):
             log.warning(
-                "nothing lies on %s: of %s free, %s are kept back (--fit-margin), and a decode's "
+                "nothing is placed on %s: of %s free, --fit-margin reserves %s, and the compute "
                 "buffers do not fit in the rest",
                 device.name, gib(device.free), gib(device.margin),
             )  # fmt: skip
@@ -190,7 +191,7 @@ def _checked(
             name: machine.reserve.get(name, 0) + more.get(name, 0)
             for name in {*machine.reserve, *more}
         }
-        log.info("llama.cpp wants more than planned (%s): planning again", more)
+        log.info("llama.cpp needs more memory than planned (%s): planning again", more)
         machine = replace(machine, reserve=reserve)
     raise LoadFailed(refusal(plan) or "no placement fits")
 
@@ -245,7 +246,7 @@ def _ask(
         found = json.loads(done.stdout)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
-        log.warning("the placement is not checked against llama.cpp: %s", said[-1] if said else "")
+        log.warning("cannot check the placement against llama.cpp: %s", said[-1] if said else "")
         return None
     names_here = {name: mine for mine, name in names_there.items()}
     return {names_here.get(name, name): n for name, n in found.items()} or None

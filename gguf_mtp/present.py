@@ -47,6 +47,6 @@ def chosen(wishes: Placement) -> tuple[Device, ...]:
     for name in wishes.devices:
         if name not in by_name:
             raise RequestError(
-                f"--device {name} is not there; there are {names(found) or 'none but the CPU'}"
+                f"--device {name} does not exist; available: {names(found) or 'only the CPU'}"
             )
     return tuple(by_name[name] for name in wishes.devices)

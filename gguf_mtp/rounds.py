@@ -103,7 +103,7 @@ class Observers:
             try:
                 what(observer)
             except Exception:
-                log.exception("%s is told no more of this engine", type(observer).__name__)
+                log.exception("observer %s failed and was removed", type(observer).__name__)
                 self._observers.remove(observer)
 
 

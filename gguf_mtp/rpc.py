@@ -36,7 +36,7 @@ def parse_endpoints(text: str) -> tuple[str, ...]:
     for endpoint in endpoints:
         host, _, port = endpoint.rpartition(":")
         if not host or not port.isdigit() or not 0 < int(port) < 65536:
-            raise RequestError(f"{endpoint!r} is no worker; write host:port")
+            raise RequestError(f"{endpoint!r} is not a worker address; write host:port")
     if len(set(endpoints)) < len(endpoints):
         raise RequestError("--rpc names a worker twice")
     return endpoints
@@ -51,8 +51,8 @@ def look(endpoint: str, timeout: float = TIMEOUT) -> Worker:
             return _ask(connection, endpoint)
     except TimeoutError:
         raise LoadFailed(
-            f"the worker at {endpoint} does not answer: it serves another run, or is no gguf-mtp "
-            "worker"
+            f"the worker at {endpoint} does not answer: it is serving another run, or is not a "
+            "gguf-mtp worker"
         ) from None
     except OSError as error:
         reason = error.strerror or str(error)
@@ -65,8 +65,8 @@ def _ask(connection: socket.socket, endpoint: str) -> Worker:
         major, minor = hello[0], hello[1]
         if major != VERSION[0] or minor > VERSION[1]:
             raise LoadFailed(
-                f"the worker at {endpoint} speaks RPC {major}.{minor}, this machine "
-                f"{VERSION[0]}.{VERSION[1]}; install the same gguf-mtp on both"
+                f"the worker at {endpoint} speaks RPC {major}.{minor}, but this machine speaks "
+                f"{VERSION[0]}.{VERSION[1]}; install the same gguf-mtp version on both"
             )
         (count,) = struct.unpack("<I", _exchange(connection, _COUNT, b"", 4))
         memory = []
@@ -75,7 +75,7 @@ def _ask(connection: socket.socket, endpoint: str) -> Worker:
             memory.append(struct.unpack("<QQ", raw))
     except EOFError:
         raise LoadFailed(
-            f"what listens at {endpoint} is no worker of this version: it hung up"
+            f"the server at {endpoint} is not a worker of this version: it closed the connection"
         ) from None
     if not memory:
         raise LoadFailed(f"the worker at {endpoint} lends no device")

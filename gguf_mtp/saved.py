@@ -52,7 +52,7 @@ def unpack(data: bytes, fingerprint: str) -> Saved:
     if header["fingerprint"] != fingerprint:
         raise SavedStateError(
             "the sequence was saved with another model or other settings: "
-            f"{header['fingerprint']}, here {fingerprint}"
+            f"{header['fingerprint']}, not {fingerprint}"
         )
     parts = {}
     for name, size in header["parts"]:

@@ -105,7 +105,7 @@ class Slots:
         """
         source, n_common = self._best_source(tokens)
         if n_common < 2 or source.request:
-            raise SavedStateError("there is nothing to save: no idle sequence begins like this")
+            raise SavedStateError("nothing to save: no idle sequence starts with these tokens")
         if not self._is_whole(source, n_common):
             self._cut_to_save(source, n_common)
         target = {"target": self._target.save(source.seq)}
@@ -118,7 +118,7 @@ class Slots:
         """
         free = [s for s in self._slots if not s.request]
         if not free:
-            raise RequestError("every slot is answering; a sequence can be loaded when one is idle")
+            raise RequestError("all slots are busy; load the sequence when one is idle")
         slot = min(free, key=lambda s: (len(s.tokens) > 0, s.turn))
         slot.tokens = []
         try:
@@ -182,7 +182,7 @@ class Slots:
         try:
             self._cut(slot, n_tokens)
         except CannotRewind as error:
-            raise SavedStateError(f"no {n_tokens} tokens of it can be saved: {error}") from error
+            raise SavedStateError(f"cannot save the first {n_tokens} tokens: {error}") from error
         slot.tokens = slot.tokens[:n_tokens]
 
     def _cut(self, slot: Slot, n_tokens: int) -> None:

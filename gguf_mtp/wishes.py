@@ -58,11 +58,12 @@ class Placement:
             ),
             (
                 self.main_gpu is not None and bool(self.devices or self.split),
-                "--main-gpu uses one device alone, so --device and --tensor-split contradict it",
+                "--main-gpu uses a single device, so --device and --tensor-split contradict it",
             ),
             (
                 self.n_gpu_layers == 0 and bool(self.split or self.cpu_moe),
-                "-ngl 0 leaves everything with the CPU: --tensor-split and --cpu-moe mean nothing",
+                "-ngl 0 keeps everything on the CPU, so --tensor-split and --cpu-moe cannot be "
+                "given with it",
             ),
             (
                 self.flash == "off" and self.cache_v not in ("f32", "f16", "bf16"),
@@ -70,7 +71,7 @@ class Placement:
             ),
             (
                 self.load_mode not in LOAD_MODES,
-                f"the load mode {self.load_mode!r} is none of {', '.join(LOAD_MODES)}",
+                f"the load mode {self.load_mode!r} is not one of {', '.join(LOAD_MODES)}",
             ),
         ):
             if is_odd:

@@ -41,7 +41,7 @@ def test_an_error_in_a_stream_and_a_server_that_is_not_there() -> None:
     with serving(engine, served_of(engine, CHATML)) as server:
         asked = ask(Server(f"{server.url}/v1"), BODY)
     assert asked.n_tokens == 3
-    assert asked.error == "the request failed inside the server; its log says why"
+    assert asked.error == "the request failed inside the server; see the server log"
     assert "Refused" in (ask(Server("http://127.0.0.1:1/v1"), BODY).error or "")
 
 

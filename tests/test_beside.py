@@ -89,7 +89,7 @@ def test_plan_counts_and_names_it(tmp_path: Path) -> None:
         found["devices"], own["devices"], (4 * MIB, 1024 * MIB), strict=True
     ):
         assert device["budget"] == before - taken["used"]
-    assert f"draft       {little}: 1.3 MiB GPU0, 0.4 MiB CPU, not counted as free above" in said
+    assert f"draft       {little}: 1.3 MiB GPU0, 0.4 MiB CPU, already subtracted above" in said
     assert "(MTP)" not in said
 
 
@@ -135,5 +135,5 @@ def test_no_memory_is_left_for_the_target(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(memory, "available", lambda: 2 * MIB)
     alone = settle(subject_of(metadata.read(big), Contexts(256)), Placement())
     assert alone.plan.used(CPU) < 1.9 * MIB
-    with pytest.raises(LoadFailed, match="would lie with the CPU, but"):
+    with pytest.raises(LoadFailed, match="would be in CPU memory, but"):
         load(big, LoadOptions(n_ctx=256, draft="model", draft_model=little))

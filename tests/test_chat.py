@@ -91,7 +91,10 @@ def test_no_template_is_refused_with_a_hint() -> None:
 @pytest.mark.parametrize(
     ("template", "words"),
     [
-        ("{{ raise_exception('roles must\nalternate') }}", "refuses: roles must alternate"),
+        (
+            "{{ raise_exception('roles must\nalternate') }}",
+            "refused the messages: roles must alternate",
+        ),
         ("a\n{% if %}", "malformed, line 2: "),
         ("{{ messages[0].content.nothing.more }}", "failed: "),
         ("{{ 1 / 0 }}", "failed: division by zero"),

@@ -88,7 +88,7 @@ def index(folder: Path, **weight_map: str) -> None:
 
 
 DAMAGE: list[tuple[str, Callable[[Path], object], str]] = [
-    ("missing shard", lambda f: (f / SHARDS[1]).unlink(), f"{SHARDS[1]} is missing (1 shards of 2"),
+    ("missing shard", lambda f: (f / SHARDS[1]).unlink(), f"{SHARDS[1]} is missing (1 of 2 shards"),
     ("cut short", cut, f"{SHARDS[1]} is cut short: "),
     (
         "too long",
@@ -135,7 +135,7 @@ DAMAGE: list[tuple[str, Callable[[Path], object], str]] = [
     (
         "gap",
         lambda f: header(f / SHARDS[0], lambda h: h["a"].update(data_offsets=[4, 52])),
-        "a does not begin where the tensor before ends",
+        "a does not begin where the previous tensor ends",
     ),
     (
         "index names what is not there",
@@ -157,7 +157,7 @@ DAMAGE: list[tuple[str, Callable[[Path], object], str]] = [
     ("index is no json", lambda f: (f / INDEX).write_text("{"), f"{INDEX} is not JSON"),
     ("no index", lambda f: (f / INDEX).unlink(), f"holds neither {INDEX} nor model.safetensors"),
     ("no config", lambda f: (f / "config.json").unlink(), "config.json is missing"),
-    ("config is a list", lambda f: (f / "config.json").write_text("[]"), "holds no JSON object"),
+    ("config is a list", lambda f: (f / "config.json").write_text("[]"), "is not a JSON object"),
 ]
 
 

@@ -45,7 +45,7 @@ def refusal(*arguments: str) -> str:
         (("worker", "--mem", "0"), "--mem 0 lends nothing"),
         (("worker", "-t", "99999999"), "less than or equal to 512"),
         (("convert", "x", "-t", "99999999"), "less than or equal to 512"),
-        (("run", "-p", "x", "--logprobs", "3"), "--logprobs come with --json only"),
+        (("run", "-p", "x", "--logprobs", "3"), "--logprobs needs --json"),
     ],
 )
 def test_values_that_mean_nothing(arguments: tuple[str, ...], said: str) -> None:
@@ -67,7 +67,7 @@ def test_a_result_is_not_measured_for_a_place_that_is_none(
 def test_more_threads_than_ggml_knows() -> None:
     """With millions of them OpenMP ended the process, and gdb was asked for a stack."""
     assert LoadOptions(n_threads=512).n_threads == 512
-    with pytest.raises(RequestError, match="513 threads are more than ggml's 512"):
+    with pytest.raises(RequestError, match="count is 513, but ggml supports at most 512"):
         LoadOptions(n_threads=513)
 
 
@@ -91,13 +91,13 @@ def test_a_trace_takes_the_place_of_another_trace_only(tmp_path: Path) -> None:
     for path in (model, notes):
         before = path.read_bytes()
         with (
-            pytest.raises(RequestError, match=f"--trace {path} is there and is no trace"),
+            pytest.raises(RequestError, match=f"--trace {path} already exists and is not a trace"),
             open_files("off", path, goes_on=False),
         ):
             pass
         assert path.read_bytes() == before
     with (
-        pytest.raises(RequestError, match=f"--log {model} is there and is no log"),
+        pytest.raises(RequestError, match=f"--log {model} already exists and is not a text file"),
         open_files(str(model), None, goes_on=False),
     ):
         pass
@@ -145,7 +145,7 @@ def test_a_page_is_told_by_its_origin(page: str, origin: str) -> None:
 )  # fmt: skip
 def test_what_no_browser_sends_is_no_origin(page: str) -> None:
     """It would be compared with every request's, and never be equal."""
-    with pytest.raises(RequestError, match="is no origin of web pages"):
+    with pytest.raises(RequestError, match="is not a web origin"):
         origin_of(page)
 
 

@@ -70,20 +70,20 @@ def test_text_beside_calls_is_kept(template: str) -> None:
 
 
 def test_what_a_template_cannot_show_is_refused() -> None:
-    with pytest.raises(RequestError, match="no place for tool calls"):
+    with pytest.raises(RequestError, match="does not support tool calls"):
         text(CHATML, ASK, CALLS)
     users_only = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
-    with pytest.raises(RequestError, match="no place for results of tools"):
+    with pytest.raises(RequestError, match="does not support tool results"):
         text(users_only, ASK, RESULT)
     assert "tool\nsunny" in text(CHATML, ASK, RESULT)
-    with pytest.raises(RequestError, match="format of this model's tool calls is not known"):
+    with pytest.raises(RequestError, match="this model's tool call format is not supported"):
         text(CHATML, ASK, tools=[TOOL])
 
 
 def test_arguments_that_are_not_json_are_refused_where_objects_are_needed() -> None:
     broken = CALLS | {"tool_calls": [CALL | {"function": FUNCTION | {"arguments": '{"city": '}}]}
     assert '{"city": \n' in text(V3, ASK, broken)
-    with pytest.raises(RequestError, match="arguments of the call of weather are not JSON"):
+    with pytest.raises(RequestError, match="arguments of the call to weather are not JSON"):
         text(V31, ASK, broken)
 
 

@@ -163,4 +163,4 @@ def test_stats_say_where_the_model_lies() -> None:
     paper = Paper("/stats")
     where = "CUDA0 3.0 GiB (7 layers, output), CPU 1.0 GiB"
     converse(Scripted(), paper, SamplingParams(), 100, where)  # type: ignore[arg-type]
-    assert paper.notes == ["nothing has been answered yet", f"lies    {where}"]
+    assert paper.notes == ["nothing has been answered yet", f"placement: {where}"]

@@ -79,16 +79,16 @@ def test_dry_run_writes_nothing(tmp_path: Path) -> None:
         "blk.6.ffn_up_exps.weight", "Q4_K", "8x192x256", "221,184",
         "model.layers.6.mlp.experts.0.up_proj.weight", "+", "7", "more",
     ]  # fmt: skip
-    assert "note: attn_k_b.weight: rows of 32 cannot be q4_k, q5_0 instead" in run.stdout
+    assert "note: attn_k_b.weight: rows of 32 cannot be q4_k, so q5_0 is used" in run.stdout
 
 
 @pytest.mark.parametrize(
     ("args", "says"),
     [
         (("/nowhere",), "error: /nowhere is not a folder; give a checkpoint's folder"),
-        ((CHECKPOINT, "--type", "q7"), "error: unknown type 'q7'; known are f32, f16"),
+        ((CHECKPOINT, "--type", "q7"), "error: unknown type 'q7'; known types: f32, f16"),
         ((CHECKPOINT, "--tensor-type", "x"), "error: 'x' is not PATTERN=TYPE"),
-        ((CHECKPOINT, "--type", "q2_k_s"), "needs an importance matrix, give one with --imatrix"),
+        ((CHECKPOINT, "--type", "q2_k_s"), "needs an importance matrix; use --imatrix"),
         ((CHECKPOINT, "--imatrix", "/nowhere"), "error: cannot read /nowhere: No such file"),
     ],
 )
@@ -103,7 +103,8 @@ def test_errors_are_sentences(tmp_path: Path, args: tuple[str | Path, ...], says
 def test_output_folder_that_is_not_there(tmp_path: Path) -> None:
     run = convert(CHECKPOINT, "-o", tmp_path / "no" / "x.gguf")
     assert run.returncode == 1
-    assert run.stderr == f"error: {tmp_path / 'no'} is not a folder; the output would go there\n"
+    said = f"{tmp_path / 'no'} is not a folder; the output cannot be written there"
+    assert run.stderr == f"error: {said}\n"
 
 
 def test_output_that_is_a_folder(tmp_path: Path) -> None:
@@ -126,9 +127,9 @@ def test_leftovers(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", script, str(out)], check=True)
     refused = convert(CHECKPOINT, "-o", out, "--no-verify")
     assert refused.returncode == 1
-    assert "--resume goes on with it, --force starts over" in refused.stderr
+    assert "--resume continues it, --force starts over" in refused.stderr
     other = convert(CHECKPOINT, "-o", out, "--no-verify", "--resume", "--type", "f16")
-    assert "begun from another checkpoint or with other options" in other.stderr
+    assert "started from another checkpoint or with other options" in other.stderr
     resumed = convert(CHECKPOINT, "-o", out, "--resume")
     assert resumed.returncode == 0, resumed.stderr
     assert "drafts accepted" in resumed.stdout

@@ -87,7 +87,7 @@ def test_report_names_the_gain_or_the_reason() -> None:
     dear = learned(lambda m: 1 + 2.0 * (m - 1), 0.9).report()
     assert dear.depth == 0
     assert dear.reason
-    assert "verification too dear" in dear.reason
+    assert "verification too expensive" in dear.reason
 
 
 def test_a_stored_state_saves_the_search() -> None:

@@ -128,7 +128,7 @@ def test_auto_takes_what_there_is(draft_model: Path) -> None:
 
 
 def test_wishes_are_refused_before_anything_is_loaded() -> None:
-    with pytest.raises(RequestError, match="'eagle' is none of"):
+    with pytest.raises(RequestError, match="'eagle' is not one of"):
         LoadOptions(draft="eagle")
 
 

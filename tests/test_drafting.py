@@ -129,7 +129,7 @@ def test_one_that_fails_leaves_the_others_working(n: int, caplog: pytest.LogCapt
     assert engine.stopped_drafting is None
     assert [kind for kind, _ in seen.fallbacks] == ["drafter_failed"]
     assert [r.levelno for r in caplog.records] == [logging.WARNING]
-    assert caplog.messages[0].startswith("mtp drafts no more: the drafter failed")
+    assert caplog.messages[0].startswith("drafter mtp is disabled: the drafter failed")
     assert end.stats
     assert end.stats.by_drafter["model"][0] > 3
 

@@ -243,7 +243,7 @@ def test_kimi_k2_converts_without_its_frequencies(tmp_path: Path) -> None:
     account = convert(source, tmp_path / "kimi.gguf", ConvertOptions())
     dropped = {n: why for n, why in account.dropped.items() if "inv_freq" in n}
     assert len(dropped) == 6
-    assert set(dropped.values()) == {"the run time computes it"}
+    assert set(dropped.values()) == {"llama.cpp computes it"}
     assert account.mtp_block is None
     with Model(str(tmp_path / "kimi.gguf")) as model:
         context = model.context(ContextOptions(256, 1, 8, 8, n_threads=1))

@@ -66,7 +66,7 @@ def test_text_in_the_token_that_ends_the_reasoning_cannot_be_put_right() -> None
     assert good.failure is None
     bad = inner.follow_after(Thinking(b"</think>", pieces.__getitem__))
     bad.commit([1, 3])
-    assert bad.failure == "the token that ends the reasoning holds text behind it"
+    assert bad.failure == "the token that ends the reasoning also contains answer text"
     assert {int(i) for i in bad.allowed(()).nonzero()[0]} >= {END, STOP}
 
 

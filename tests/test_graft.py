@@ -85,7 +85,7 @@ def test_goes_on_after_a_kill(
     with pytest.raises(KeyboardInterrupt):
         join(folder, tmp_path / "out.gguf", stop_at(share), split=split)
     assert not list(tmp_path.glob("*.gguf"))
-    with pytest.raises(ConversionError, match="--resume goes on"):
+    with pytest.raises(ConversionError, match="--resume continues it"):
         join(folder, tmp_path / "out.gguf", split=split)
     written: list[int] = []
     first = join(
@@ -146,9 +146,9 @@ def test_what_is_read_is_never_replaced(folder: Path, tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     for force in (False, True):
         for name in (first.name, "model.gguf", "link.gguf"):
-            with pytest.raises(ConversionError, match=r"is read for this; give the output another"):
+            with pytest.raises(ConversionError, match=r"is an input; give the output another"):
                 extract(first, tmp_path / name, CopyOptions(force=force))
-        with pytest.raises(ConversionError, match=r"side.gguf is read for this"):
+        with pytest.raises(ConversionError, match=r"side.gguf is an input"):
             graft(folder / "drop.gguf", side, side, CopyOptions(force=force))
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
@@ -158,14 +158,14 @@ def test_only_a_gguf_makes_room_for_another(folder: Path, tmp_path: Path, conten
     out = tmp_path / "out.gguf"
     out.write_bytes(content)
     for force in (False, True):
-        with pytest.raises(ConversionError, match=r"out.gguf is there and is no GGUF file"):
+        with pytest.raises(ConversionError, match=r"out.gguf exists and is not a GGUF file"):
             join(folder, out, force=force)
     assert list(tmp_path.iterdir()) == [out]
     assert out.read_bytes() == content
     for other in (b"", b"GGUF of old"):
         out.write_bytes(other)
         assert contents(join(folder, out)) == contents(folder / "keep.gguf")
-    with pytest.raises(ConversionError, match=r"/dev/null is there and is no GGUF file"):
+    with pytest.raises(ConversionError, match=r"/dev/null exists and is not a GGUF file"):
         join(folder, Path("/dev/null"))
 
 
@@ -197,9 +197,9 @@ def test_refusals_write_nothing(folder: Path, tmp_path: Path) -> None:
     keep, drop, only = (folder / f"{name}.gguf" for name in ("keep", "drop", "only"))
     tiny = bent(tmp_path / "tiny.gguf", lambda _: None)
     for base, mtp, why in [
-        (keep, only, "has a block behind its 6 layers already"),
+        (keep, only, "already has a block after its 6 layers"),
         (drop, drop, "the file has no MTP block"),
-        (only, only, "without the model around it"),
+        (only, only, "without the rest of the model"),
         (tiny, only, "block follows 6 layers, but the model has 2"),
         (tmp_path / "none.gguf", only, "No such file"),
     ]:
@@ -222,7 +222,7 @@ def test_values_per_layer_are_refused(tmp_path: Path) -> None:
     model.shapes = {n: s for n, s in model.shapes.items() if n in kept or n.startswith("blk.2.")}
     model.hyper["expert_feed_forward_length"] = [20, 20]
     with pytest.raises(
-        ConversionError, match=r"one deepseek2\.expert_feed_forward_length for each"
+        ConversionError, match=r"one deepseek2\.expert_feed_forward_length per layer"
     ):
         graft(base, model.write(tmp_path / "m.gguf"), tmp_path / "out.gguf", CopyOptions())
 
@@ -256,7 +256,7 @@ def test_the_commands(folder: Path, tmp_path: Path) -> None:
     out, mtp = tmp_path / "out.gguf", tmp_path / "mtp.gguf"
     done = gguf_mtp("graft", folder / "drop.gguf", folder / "only.gguf", "-o", out)
     assert (done.returncode, done.stderr) == (0, "")
-    assert f"{out} is 128 tensors, {out.stat().st_size:,} bytes" in done.stdout
+    assert f"{out} has 128 tensors, {out.stat().st_size:,} bytes" in done.stdout
     assert "drafts accepted" in done.stdout
     done = gguf_mtp("extract", out, "-o", mtp, "-q")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

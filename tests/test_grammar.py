@@ -139,10 +139,10 @@ def test_a_token_from_outside_ends_it_and_says_so() -> None:
     assert allowed(follower, [ord("x")]) == {END, STOP}
     assert follower.failure is None  # nothing was committed
     follower.commit([ord("x")])
-    assert follower.failure == "token 120 is outside of it"
+    assert follower.failure == "it does not allow token 120"
     assert allowed(follower) == {END, STOP}
     follower.commit([ord("a")])
-    assert follower.failure == "token 120 is outside of it"
+    assert follower.failure == "it does not allow token 120"
 
 
 def test_the_vocabulary_is_read_once_and_not_before_it_is_needed() -> None:
@@ -238,10 +238,13 @@ def test_the_mask_comes_before_the_filters() -> None:
         ("start: foo\nfoo: /(/", "line 2, column 6: invalid regex"),
         ("start: <foo>", "line 1, column 8: unknown special token"),
         ("start: <[9999]>", "line 1, column 8: Token range end too large"),
-        ("start: start", "it leaves nothing to write"),
+        ("start: start", "it allows no text"),
         ("", "no start rule found"),
         ('start: "\ud800"', "it is not Unicode"),
-        ('start: "' + "a" * (1 << 20) + '"', "it has 1048585 characters, 1048576 is the most"),
+        (
+            'start: "' + "a" * (1 << 20) + '"',
+            "it has 1048585 characters, but at most 1048576 are allowed",
+        ),
     ],
 )
 def test_what_is_no_grammar_is_refused_in_one_line(lark: str, words: str) -> None:

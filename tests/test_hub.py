@@ -121,10 +121,10 @@ def test_repositories_that_are_not_there(world: World) -> None:
             world.checkpoint(repo=repo)
     assert world.checkpoint(repo=Repo("me/demo", "v1")).exists()
     world.fake.repos["me/empty"] = {"README.md": b""}
-    with pytest.raises(ConversionError, match=r"me/empty has no config.json, so it is no check"):
+    with pytest.raises(ConversionError, match=r"me/empty has no config.json, so it is not a check"):
         world.checkpoint(repo=Repo("me/empty"))
     del world.fake.repos["me/demo"][SHARD]
-    with pytest.raises(ConversionError, match=f"me/demo has no {SHARD}, which its index names"):
+    with pytest.raises(ConversionError, match=f"me/demo has no {SHARD}, which its index lists"):
         world.checkpoint()
 
 
@@ -171,12 +171,12 @@ def test_pull_fetches_shards_and_side_file(world: World, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("files", "quant", "says"),
     [
-        (FILES, None, "me/gguf holds .*demo-Q8_0.*: name one as REPO:QUANT"),
-        (FILES, "Q5_0", "0 of them are Q5_0"),
-        (FILES, "Q8", "0 of them are Q8"),
+        (FILES, None, "me/gguf has .*demo-Q8_0.*: choose one with REPO:QUANT"),
+        (FILES, "Q5_0", "0 of them match Q5_0"),
+        (FILES, "Q8", "0 of them match Q8"),
         (FILES, "IQ4_XS", "has 1 of 3 shards of demo-IQ4_XS"),
-        (["a.safetensors"], None, "holds no GGUF model"),
-        (["mtp-x.gguf"], None, "holds no GGUF model"),
+        (["a.safetensors"], None, "has no GGUF model"),
+        (["mtp-x.gguf"], None, "has no GGUF model"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_chosen(files: list[str], quant: str | None, says: str) -> None:
@@ -229,7 +229,7 @@ def test_pull_says_how_to_run(world: World, tmp_path: Path) -> None:
     folder = tmp_path / "models"
     assert done.stdout == (
         f"gguf-mtp run {folder / 'demo-Q8_0.gguf'}\n"
-        f"its MTP block is {folder / 'mtp-demo-Q8_0.gguf'}, used beside it\n"
+        f"MTP block: {folder / 'mtp-demo-Q8_0.gguf'} (loaded automatically)\n"
     )
     done = gguf_mtp(world, tmp_path, "pull", "nonsense")
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)

@@ -28,7 +28,8 @@ def test_json_has_the_documented_keys(sound: Path) -> None:
     result = CliRunner().invoke(app, [str(sound), "--json"])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
-    assert re.match(r"CPU [\d.]+ MiB \(3 layers, output, experts of 2\)$", found.pop("placement"))
+    placement = found.pop("placement")
+    assert re.match(r"CPU [\d.]+ MiB \(3 layers, output, experts of 2 layers\)$", placement)
     assert found.pop("tensors")["output"] == {"F32": 300 * 32 * 4}
     assert found == {
         "path": str(sound),
@@ -51,9 +52,9 @@ def test_the_table_is_plain_text_in_a_pipe(sound: Path) -> None:
     assert "\x1b" not in result.stdout
     lines = result.stdout.splitlines()
     assert lines[0] == f"tiny  {sound}"
-    assert lines[1].startswith("deepseek2, 2 layers, 1 MTP, context 256, 300 tokens, ")
+    assert lines[1].startswith("deepseek2, 2 layers, 1 MTP, context 256, vocabulary 300, ")
     assert lines[2] == "drafts: blk.2 is an MTP block that llama.cpp can run"
-    assert lines[3].startswith("would lie: CPU ")
+    assert lines[3].startswith("placement: CPU ")
     cells = [line.split() for line in lines[5:]]
     assert cells[0] == ["tensors", "type", "size", "share"]
     assert ["output", "F32", "37.5", "KiB", "16.4%"] in cells

@@ -32,8 +32,8 @@ GRAMMARS = grammars()
             "at /items: Unsatisfiable",
         ),
         ({"properties": {"x": {"minimum": float("inf")}}}, "at /properties/x/minimum: inf is no"),
-        ({"$ref": "#"}, "at the root: it leaves nothing to write"),
-        ([], "at the root: a schema is an object"),
+        ({"$ref": "#"}, "at the root: it allows no text"),
+        ([], "at the root: a schema must be an object"),
         (False, "at the root: Unsatisfiable"),
         (
             {"type": "object", "properties": {f"p{i}": {} for i in range(3000)}},

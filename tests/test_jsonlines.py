@@ -121,7 +121,7 @@ def test_a_reader_that_has_stopped_holds_nobody_up(monkeypatch, caplog) -> None:
         lines.write({"text": "x" * 1000})
     assert lines.n_lost > 0
     lines.close()
-    assert caplog.messages[-1].endswith("takes nothing: its last lines are lost")
+    assert caplog.messages[-1].endswith("timed out: its last lines are lost")
     os.close(reader)  # the thread's write ends with EPIPE
     os.close(writer)
     lines._thread.join(5)

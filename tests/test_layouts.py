@@ -87,10 +87,10 @@ def test_a_sibling_is_found_and_said_so(
     sibling.symlink_to(side(folder))
     with caplog.at_level(logging.INFO, "gguf_mtp.lineup"):
         assert answers(model) == combined
-    assert f"drafting with {sibling}, found beside the model" in caplog.messages
+    assert f"drafting with {sibling}, found next to the model" in caplog.messages
     command = [sys.executable, "-c", "from gguf_mtp.cli.app import main; main()", "run", str(model)]
     done = subprocess.run([*command, "-p", "Hi", "-n", "4"], capture_output=True, text=True)
-    assert done.stderr == f"drafting with {sibling}, found beside the model\n"
+    assert done.stderr == f"drafting with {sibling}, found in the model's folder\n"
 
 
 def test_grafted(combined: Answers, folder: Path, tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_another_files_block_of_the_same_model_drafts(folder: Path) -> None:
 
 
 def test_a_side_file_is_no_model(folder: Path) -> None:
-    with pytest.raises(UnsupportedModel, match="an MTP block without the model around it; give it"):
+    with pytest.raises(UnsupportedModel, match="an MTP block without the rest of the model; load"):
         load(side(folder))
 
 
@@ -155,7 +155,7 @@ def test_a_strange_sibling_is_named_and_left(
     (tmp_path / "mtp-other.gguf").write_bytes(b"GGUF no more")
     with load(tmp_path / "demo.gguf") as session:
         assert session.engine.drafting.names == ("ngram",)
-    assert caplog.messages[0].startswith("mtp-other.gguf beside the model is not used: ")
+    assert caplog.messages[0].startswith("mtp-other.gguf next to the model is not used: ")
 
 
 def test_a_combined_file_keeps_to_its_own_block(folder: Path, tmp_path: Path) -> None:

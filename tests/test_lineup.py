@@ -53,13 +53,13 @@ def test_wishes_are_read(text: str, names: tuple[str, ...] | None) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("eagle", "'eagle' is none of auto, off, ngram, mtp, model"),
-        ("mtp,off", "'off' stands alone"),
-        ("auto,ngram", "'auto' stands alone"),
+        ("eagle", "'eagle' is not one of auto, off, ngram, mtp, model"),
+        ("mtp,off", "'off' cannot be combined"),
+        ("auto,ngram", "'auto' cannot be combined"),
         ("mtp,mtp", "names 'mtp' twice"),
-        ("mtp,", "'' is none of"),
-        ("", "'' is none of"),
-        ("MTP", "'MTP' is none of"),
+        ("mtp,", "'' is not one of"),
+        ("", "'' is not one of"),
+        ("MTP", "'MTP' is not one of"),
     ],
 )
 def test_other_words_are_refused(text: str, why: str) -> None:
@@ -80,7 +80,7 @@ def test_a_fixed_length_is_the_blocks_alone(tmp_path: Path) -> None:
 
 def test_a_model_without_a_block_copies(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert lined_up(trunk(tmp_path / "a.gguf")) == Lineup(("ngram",))
-    assert caplog.messages == ["only what can be copied is drafted: the file has no MTP block"]
+    assert caplog.messages == ["drafting by n-gram lookup only: the file has no MTP block"]
 
 
 def test_what_is_named_is_taken_in_its_order(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_what_is_named_and_cannot_be_is_an_error(tmp_path: Path) -> None:
         lined_up(model, "ngram", draft)
     with pytest.raises(UnsupportedModel, match="cannot draft for another file: the file has no"):
         lined_up(model, "mtp", draft)
-    with pytest.raises(UnsupportedModel, match="cannot be a draft model: it holds an MTP block"):
+    with pytest.raises(UnsupportedModel, match="cannot be a draft model: it holds only an MTP"):
         lined_up(model, "model", side(tmp_path / "mtp.gguf"))
 
 
@@ -134,7 +134,7 @@ def test_a_whole_file_is_a_block_of_its_own_model_and_a_model_to_others(tmp_path
 
 def test_a_block_that_would_abort_is_refused_unless_it_is_not_used(tmp_path: Path) -> None:
     model = whole(tmp_path / "a.gguf", lambda m: m.shapes.pop("blk.2.nextn.eh_proj.weight"))
-    with pytest.raises(UnsupportedModel, match=r"--draft off or ngram runs it without"):
+    with pytest.raises(UnsupportedModel, match=r"use --draft off or --draft ngram to run"):
         lined_up(model)
     assert lined_up(model, "ngram").names == ("ngram",)
 
@@ -144,23 +144,23 @@ def test_a_block_that_would_abort_is_refused_unless_it_is_not_used(tmp_path: Pat
     [
         (
             lambda m: m.tokens.append("<more>"),
-            "its vocabulary has 301 tokens, the model's 300",
+            "its vocabulary has 301 tokens, but the model's has 300",
         ),
         (
             lambda m: m.tokens.__setitem__(280, "<other>"),
-            "its token 280 is '<other>', the model's '<w24>'",
+            "its token 280 is '<other>', but the model's is '<w24>'",
         ),
         (
             lambda m: m.extra.update({"tokenizer.ggml.eos_token_id": 258}),
-            "its eos token is 258, the model's 257",
+            "its eos token is 258, but the model's is 257",
         ),
         (
             lambda m: m.extra.update({"tokenizer.ggml.bos_token_id": 5}),
-            "its bos token is 5, the model's 256",
+            "its bos token is 5, but the model's is 256",
         ),
         (
             lambda m: m.extra.update({"tokenizer.ggml.model": "llama"}),
-            "its tokenizer is 'llama', the model's 'gpt2'",
+            "its tokenizer is 'llama', but the model's is 'gpt2'",
         ),
     ],
 )

@@ -140,8 +140,8 @@ def test_a_missing_buffer_is_an_error(context: Context, monkeypatch: pytest.Monk
     [
         ([], "0 rows"),
         ([Rows(0, 0, [1] * 17)], "17 rows"),
-        ([Rows(0, 0, [1] * 9, 9)], "9 rows with logits"),
-        ([Rows(0, 3, [1])], "ends at 0, its rows begin at 3"),
+        ([Rows(0, 0, [1] * 9, 9)], "logits of 9 rows"),
+        ([Rows(0, 3, [1])], "ends at position 0, but its rows begin at 3"),
         ([Rows(0, 1, [1])], "begin at 1"),
         ([Rows(2, 0, [1])], "sequence 2"),
         ([Rows(0, 0, [1]), Rows(0, 1, [1])], "twice"),
@@ -183,7 +183,7 @@ def test_a_block_that_was_not_loaded_makes_no_context() -> None:
 
 def test_no_memory_for_a_context_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama_cpp, "llama_init_from_model", lambda *_: None)
-    with pytest.raises(LoadFailed, match=r"no context of 512 cells.*wants [\d.]+ MB"):
+    with pytest.raises(LoadFailed, match=r"create a context of 512 cells.*needs [\d.]+ MB"):
         gguf_mtp.load(demo_model(), gguf_mtp.LoadOptions(n_ctx=512))
 
 

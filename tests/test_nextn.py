@@ -104,7 +104,7 @@ def test_glm_4_5_drafts_without_changing_the_text(tmp_path: Path, depth: int) ->
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda m: m.shapes.pop("blk.2.nextn.enorm.weight"), "nextn.enorm.weight is not there"),
+        (lambda m: m.shapes.pop("blk.2.nextn.enorm.weight"), "nextn.enorm.weight is missing"),
         (lambda m: m.shapes.pop("blk.2.ffn_gate_inp.weight"), "blk.2 must have experts"),
         (lambda m: m.hyper.update({"nextn_predict_layers": 2}), "2 MTP blocks"),
     ],
@@ -122,9 +122,9 @@ def test_a_block_that_would_abort_does_not_draft(
 @pytest.mark.parametrize(
     ("arch", "why"),
     [
-        ("qwen3next", "partly recurrent, and such a cache cannot drop"),
-        ("deepseek4", "partly recurrent, and going back in them has not been tested"),
-        ("step35", "slides over a window"),
+        ("qwen3next", "recurrent layers, and their cache cannot drop"),
+        ("deepseek4", "recurrent layers, and rewinding their state has not been tested"),
+        ("step35", "sliding-window cache cannot always"),
         ("llama", "no MTP graph"),
     ],
 )  # fmt: skip
@@ -147,11 +147,11 @@ def test_a_sound_recurrent_header_is_taken(arch: str) -> None:
     ("arch", "changes", "why"),
     [
         ("qwen35", {"attention.key_length": 16}, "16 key and 32 value dimensions"),
-        ("qwen35", {"ssm.group_count": 3}, "64 values in 4 heads of a state of 16, and 3 groups"),
-        ("qwen35", {"ssm.inner_size": 128}, "128 values in 4 heads"),
+        ("qwen35", {"ssm.group_count": 3}, "64 values into 4 heads of state size 16 and 3 groups"),
+        ("qwen35", {"ssm.inner_size": 128}, "128 values into 4 heads"),
         ("qwen35", {"ssm.group_count": 0}, "and 0 groups"),
         ("qwen35moe", {"expert_count": 0}, "it has no experts"),
-        ("nemotron_h_moe", {"ssm.inner_size": 66}, "66 values in 4 heads"),
+        ("nemotron_h_moe", {"ssm.inner_size": 66}, "66 values into 4 heads"),
         ("bailingmoe3", {"kda.gate_lower_bound": 0.0}, "no bounded gate"),
         ("bailingmoe3", {"kda.safe_gate": False}, "no bounded gate"),
         ("bailingmoe3", {"attention.key_length": 64}, "keys of 64 values, .* writes 32"),

@@ -63,9 +63,9 @@ def test_json_is_one_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     [
         ("", "give a model file or --config"),
         ("x.gguf --config config.json", "give a model file or --config"),
-        ("--config config.json --vram 24X", "'24X' is no size"),
+        ("--config config.json --vram 24X", "'24X' is not a size"),
         ("--config config.json --type q9", "unknown type 'q9'"),
-        ("--config config.json --vram 8G --cache-type q2_k", "cache type 'q2_k' is none of"),
+        ("--config config.json --vram 8G --cache-type q2_k", "cache type 'q2_k' is not one of"),
     ],
 )
 def test_mistakes_are_sentences(

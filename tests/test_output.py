@@ -79,7 +79,7 @@ def test_resume_without_leftovers_begins(tmp_path: Path) -> None:
 def test_leftovers_are_not_lost_by_accident(tmp_path: Path) -> None:
     out = tmp_path / "out"
     interrupted(out, 2)
-    with pytest.raises(ConversionError, match="--resume goes on with it, --force starts over"):
+    with pytest.raises(ConversionError, match="--resume continues it, --force starts over"):
         begin(out)
     assert read_journal(out) is not None
     with begin(out, "discard") as file:
@@ -95,7 +95,7 @@ def test_nothing_done_is_nothing_lost(tmp_path: Path) -> None:
 def test_other_source_or_options(tmp_path: Path) -> None:
     out = tmp_path / "out"
     interrupted(out, 2)
-    with pytest.raises(ConversionError, match="begun from another checkpoint or with other"):
+    with pytest.raises(ConversionError, match="started from another checkpoint or with other"):
         begin(out, "resume", fingerprint="g")
     with begin(out, "resume") as file:
         assert file.n_done == 2

@@ -91,7 +91,7 @@ def test_ways_to_load(mmap: bool | None, mlock: bool, mode: str) -> None:
         ({"fit": "on", "cpu_moe": True}, "--fit on plans by itself"),
         ({"main_gpu": 1, "tensor_split": "1,1"}, "--device and --tensor-split contradict it"),
         ({"main_gpu": 1, "device": "CUDA0"}, "--device and --tensor-split contradict it"),
-        ({"n_gpu_layers": 0, "tensor_split": "1,1"}, "--tensor-split and --cpu-moe mean nothing"),
+        ({"n_gpu_layers": 0, "tensor_split": "1,1"}, "-ngl 0 keeps everything on the CPU"),
         (
             {"flash_attn": Switch.off, "cache_type_v": "q8_0"},
             "needs flash attention, but it is off",
@@ -99,10 +99,10 @@ def test_ways_to_load(mmap: bool | None, mlock: bool, mode: str) -> None:
         ({"tensor_split": "a"}, "is not a list of shares"),
         ({"override_tensor": ["exps"]}, "is not PATTERN=DEVICE"),
         ({"override_tensor": ["=CPU"]}, "is not PATTERN=DEVICE"),
-        ({"fit_margin": "much"}, "'much' is no size"),
+        ({"fit_margin": "much"}, "'much' is not a size"),
         ({"rpc": "host"}, "write host:port"),
         ({"split_mode": "tensor"}, "cannot do with an MTP block"),
-        ({"split_mode": "rows"}, "is none of layer, none"),
+        ({"split_mode": "rows"}, "is unknown; use layer or none"),
     ],
 )
 def test_contradictions_are_sentences(options: dict[str, Any], says: str) -> None:
@@ -115,5 +115,5 @@ def test_contradictions_are_sentences(options: dict[str, Any], says: str) -> Non
 
 @pytest.mark.parametrize("wishes", [{"cache_k": "q8_0", "cache_v": "q8_0"}, {"flash": "on"}])
 def test_strict_has_a_cache_of_its_own(wishes: dict[str, Any]) -> None:
-    with pytest.raises(RequestError, match="--strict means an F32 cache"):
+    with pytest.raises(RequestError, match="--strict uses an F32 KV cache"):
         LoadOptions(strict=True, placement=dataclasses.replace(Placement(), **wishes))

@@ -77,7 +77,7 @@ print("measured", int(peak[1]) * 1024)
     q8_0 = sum(n_weights(e) // 32 * 34 for e in layout(V3) if is_kept(e) and not stays_f32(e))
     f32 = sum(n_weights(e) * 4 for e in layout(V3) if is_kept(e) and stays_f32(e))
     text = run.stdout
-    assert f"would be 1,108 tensors: Q8_0 {q8_0:,} bytes, F32 {f32:,} bytes" in text
+    assert f"would have 1,108 tensors: Q8_0 {q8_0:,} bytes, F32 {f32:,} bytes" in text
     merged = sum(
         e.name.endswith("scale_inv") or ".experts." in e.name or "kv_b_proj" in e.name
         for e in layout(V3)

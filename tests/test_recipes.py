@@ -104,7 +104,7 @@ def test_an_override_that_does_not_fit_falls_back_and_says_so(source: Path) -> N
     with plan(source, options) as job:
         chosen = {t.tensor.name: t.type.name for t in job.tensors}
         assert job.account.notes == (
-            "attn_k_b.weight: rows of 32 cannot be q4_k, q5_0 instead (7 tensors)",
+            "attn_k_b.weight: rows of 32 cannot be q4_k, so q5_0 is used (7 tensors)",
         )
     assert chosen["blk.0.attn_k_b.weight"] == "Q5_0"
 
@@ -141,7 +141,7 @@ def test_legacy_form(tmp_path: Path, values: Values) -> None:
 
 def test_sizes_must_agree(tmp_path: Path, values: Values) -> None:
     write_gguf(tmp_path / "imatrix", values)
-    with pytest.raises(ConversionError, match=r"has 8 values for blk\.2.*, which takes 12"):
+    with pytest.raises(ConversionError, match=r"has 8 values for blk\.2.*, which needs 12"):
         Imatrix(tmp_path / "imatrix").values(tensor(UP.name, 3, 3, 4))
 
 
@@ -175,10 +175,10 @@ def cut(path: Path) -> None:
     [
         (no_counts, "has sums for x, but no counts"),
         (cut, "is a damaged GGUF file"),
-        (lambda p: p.write_bytes(b""), "is no importance matrix"),
-        (lambda p: p.write_bytes(b"\xff" * 64), "is no importance matrix"),
+        (lambda p: p.write_bytes(b""), "is not an importance matrix"),
+        (lambda p: p.write_bytes(b"\xff" * 64), "is not an importance matrix"),
         (lambda p: p.write_bytes(struct.pack("<i", 0)), "has no entries"),
-        (lambda p: p.write_bytes(struct.pack("<ii1sii", 1, 1, b"x", 1, 9)), "or a damaged one"),
+        (lambda p: p.write_bytes(struct.pack("<ii1sii", 1, 1, b"x", 1, 9)), "or is damaged"),
     ],
 )  # fmt: skip
 def test_what_is_no_importance_matrix(
@@ -193,7 +193,7 @@ def test_tensors_without_importances_are_named(source: Path, tmp_path: Path) -> 
     write_legacy(tmp_path / "imatrix", {"output.weight": (np.ones(256, np.float32), 1)})
     with plan(source, ConvertOptions("q8_0", imatrix=tmp_path / "imatrix")) as job:
         (note,) = job.account.notes
-    assert "knows nothing of 83 tensors, token_embd.weight the first" in note
+    assert "has no values for 83 tensors; the first is token_embd.weight" in note
 
 
 def test_a_type_that_needs_importances_for_a_tensor_without(source: Path, tmp_path: Path) -> None:

@@ -218,8 +218,8 @@ def test_a_file_says_that_it_drafts_and_at_what_price(with_block: Path) -> None:
     }[facts.architecture]  # fmt: skip
     assert facts.reason == (
         f"blk.{facts.n_layer} is an MTP block that llama.cpp can run; {layers} layers are "
-        f"recurrent, so each sequence keeps a state of {size} MiB, and as many more as --draft-max "
-        "says"
+        f"recurrent, so each sequence keeps a state of {size} MiB, plus one more for each token of "
+        "--draft-max"
     )
 
 
@@ -227,7 +227,7 @@ def test_one_whose_states_are_not_kept_runs_plain(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = recurrent_models.write(tmp_path / "model.gguf", "qwen3next")
-    assert "partly recurrent" in metadata.read(file).reason
+    assert "recurrent layers" in metadata.read(file).reason
     with load(file, LoadOptions(n_ctx=256, strict=True)) as session:
         assert not session.engine.is_drafting
         engine = session.engine
@@ -237,9 +237,9 @@ def test_one_whose_states_are_not_kept_runs_plain(
         assert len(answer) < N_ANSWER
         assert answers(engine, [[*PROMPTS[2], *answer, 0, 7]])
         assert engine.totals.cached_tokens == len(PROMPTS[2]) + len(answer)
-    assert any("nothing is drafted: its layers are partly recurrent" in m for m in caplog.messages)
+    assert any("drafting is off: the model has recurrent layers" in m for m in caplog.messages)
     for draft in ("ngram", "mtp"):
-        with pytest.raises(UnsupportedModel, match=r"nothing can draft for .*partly recurrent"):
+        with pytest.raises(UnsupportedModel, match=r"not possible with .*recurrent layers"):
             load(file, LoadOptions(n_ctx=256, draft=draft))
 
 
@@ -261,11 +261,11 @@ def test_its_states_are_in_the_plan(path: Path, n_draft: int, n_seq: int) -> Non
 def test_a_window_beside_recurrent_layers_is_not_drafted_over() -> None:
     kv = {"lfm2.attention.sliding_window": 512}
     assert why_no_draft({}, "lfm2") is None
-    assert why_no_draft(kv, "lfm2") == "its attention slides over a window, beside recurrent layers"
+    assert why_no_draft(kv, "lfm2") == "the model has recurrent layers and sliding-window attention"
 
 
 def test_it_is_no_draft_model(path: Path) -> None:
-    with pytest.raises(UnsupportedModel, match="cannot be a draft model: its layers are partly"):
+    with pytest.raises(UnsupportedModel, match="cannot be a draft model: it has recurrent"):
         load(path, LoadOptions(n_ctx=256, draft="model", draft_model=path))
 
 

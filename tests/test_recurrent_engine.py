@@ -104,7 +104,7 @@ def test_a_beginning_that_is_not_kept_cannot_be_saved() -> None:
     prompt = prompt_that_ends(12)
     engine = engine_of(FakeTarget(1, n_kept=N), 2, n_seq=1)
     cached(engine, prompt)
-    with pytest.raises(SavedStateError, match="no 2 tokens of it can be saved: not kept"):
+    with pytest.raises(SavedStateError, match="cannot save the first 2 tokens: not kept"):
         engine.save(prompt[:2])
     told = [*prompt, *ended(prompt, 12)]
     assert cached(engine, [*told, END, 3, 1]) == len(told)  # and is there still

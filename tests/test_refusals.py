@@ -72,9 +72,9 @@ def second_block(_: dict[str, Any], tensors: Tensors) -> None:
 BAD: dict[str, tuple[Change, str]] = {
     "architecture": (
         config(architectures=["LlamaForCausalLM"]),
-        "the architecture 'LlamaForCausalLM' is unknown; known are DeepseekV3ForCausalLM",
+        "architecture 'LlamaForCausalLM' is not supported (supported: DeepseekV3ForCausalLM",
     ),
-    "no architecture": (without("architectures"), "the architecture None is unknown"),
+    "no architecture": (without("architectures"), "architecture None is not supported"),
     "no gating": (without("scoring_func"), "scoring_func is None, but must be one of softmax"),
     "gating": (config(scoring_func="sqrtsoftplus"), "scoring_func is 'sqrtsoftplus'"),
     "selection": (config(topk_method="greedy"), "topk_method is 'greedy'"),
@@ -87,16 +87,16 @@ BAD: dict[str, tuple[Change, str]] = {
     "epsilon": (config(rms_norm_eps=0), "rms_norm_eps is 0, but must be a number above 0"),
     "more experts used than there are": (
         config(num_experts_per_tok=9),
-        "num_experts_per_tok is 9 of 8 experts",
+        "num_experts_per_tok is 9, but the model has only 8 experts",
     ),
     "groups of one": (config(n_group=8), "n_group is 8, which does not divide 8 experts"),
-    "groups used": (config(topk_group=5), "topk_group is 5 of 4 groups"),
+    "groups used": (config(topk_group=5), "topk_group is 5, but n_group is 4"),
     "more experts than llama.cpp takes": (
         config(n_routed_experts=1032),
         "n_routed_experts is 1032, but must be a whole number from 1 to 1024",
     ),
     "no expert layer": (config(first_k_dense_replace=6), "first_k_dense_replace is 6"),
-    "lite depth": (config(num_hidden_layers=27), "num_hidden_layers is 27, a depth that"),
+    "lite depth": (config(num_hidden_layers=27), "num_hidden_layers is 27, a depth at"),
     "rope": (rope(type="longrope"), "RoPE scaling is 'longrope', but only 'yarn'"),
     "rope factor": (rope(factor="four"), "factor is 'four'"),
     "mscale": (rope(mscale=0.7), "mscale is 0.7 and mscale_all_dim 1.0"),
@@ -107,7 +107,7 @@ BAD: dict[str, tuple[Change, str]] = {
     "other block size": (
         fp8(weight_block_size=[64, 64]),
         "model.layers.0.self_attn.q_a_proj.weight_scale_inv has shape [1, 2], "
-        "but blocks of 64x64 make it [2, 4]",
+        "but blocks of 64x64 require [2, 4]",
     ),
     "fp8 unannounced": (without("quantization_config"), "is FP8, but config.json has no"),
     "no scale": (drop(f"{Q_A}_scale_inv"), f"{Q_A} is FP8, but {Q_A}_scale_inv is missing"),
@@ -115,7 +115,7 @@ BAD: dict[str, tuple[Change, str]] = {
         retype(f"{Q_A}_scale_inv", dtype="BF16"),
         f"{Q_A}_scale_inv is BF16, but must be F32",
     ),
-    "scale without fp8": (retype(Q_A, dtype="BF16"), f"{Q_A} is BF16 and has a scale beside it"),
+    "scale without fp8": (retype(Q_A, dtype="BF16"), f"{Q_A} is BF16, but has a scale tensor"),
     "dtype": (retype(f"{LAYER}input_layernorm.weight", dtype="I8"), "input_layernorm.weight is I8"),
     "missing tensor": (drop(f"{LAYER}mlp.gate.weight"), f"no {LAYER}mlp.gate.weight"),
     "missing expert": (
@@ -130,22 +130,22 @@ BAD: dict[str, tuple[Change, str]] = {
     "missing in the block": (drop(f"{MTP}hnorm"), f"no {MTP}hnorm.weight"),
     "shape": (
         retype("model.norm.weight", shape=(128,)),
-        "model.norm.weight has shape [128], but config.json makes it [256]",
+        "model.norm.weight has shape [128], but config.json implies [256]",
     ),
     "embedding rows": (
         config(vocab_size=4097),
-        "model.embed_tokens.weight has shape [4096, 256], but config.json makes it [4097, 256]",
+        "model.embed_tokens.weight has shape [4096, 256], but config.json implies [4097, 256]",
     ),
     "unknown tensor": (
         add(Entry(f"{LAYER}self_attn.indexer.k_norm.weight", "BF16", (4,))),
         f"{LAYER}self_attn.indexer.k_norm.weight is unknown; leaving it out would change the",
     ),
-    "orphan scale": (add(Entry("model.norm.weight_scale_inv", "F32", (1,))), "has a scale beside"),
+    "orphan scale": (add(Entry("model.norm.weight_scale_inv", "F32", (1,))), "has a scale tensor"),
     "promised block": (
         drop(MTP),
-        "config.json promises 1 MTP block, but the checkpoint has no model.layers.6.*",
+        "config.json declares 1 MTP block, but the checkpoint has no model.layers.6.*",
     ),
-    "two blocks": (second_block, "2 MTP blocks (layers 6 to 7), but the run time runs one"),
+    "two blocks": (second_block, "2 MTP blocks (layers 6 to 7), but llama.cpp runs only one"),
     "two promised": (config(num_nextn_predict_layers=2), "2 MTP blocks (layers 6 to 6)"),
 }
 
@@ -180,14 +180,14 @@ def unchanged(_: dict[str, Any], __: Tensors) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (ConvertOptions("q9_k"), "unknown type 'q9_k'; known are f32"),
+        (ConvertOptions("q9_k"), "unknown type 'q9_k'; known types: f32"),
         (ConvertOptions(tensor_types=("ffn",)), "'ffn' is not PATTERN=TYPE"),
         (ConvertOptions(tensor_types=("ffn=q9",)), "unknown tensor type 'q9'"),
         (ConvertOptions(tensor_types=("(=q8_0",)), "'(' is not a regular expression"),
         (ConvertOptions(draft_head="tiny"), "unknown tensor type 'tiny'"),
         (
             ConvertOptions(tensor_types=("blk.2.ffn_up_exps=iq2_xxs",)),
-            "blk.2.ffn_up_exps.weight as iq2_xxs needs an importance matrix, give one with",
+            "blk.2.ffn_up_exps.weight as iq2_xxs needs an importance matrix; use --imatrix",
         ),
         (ConvertOptions("q2_k_s"), "attn_q_a.weight as q2_k needs an importance matrix"),
         (ConvertOptions(tensor_types=("token_embd=iq1_s",)), "token_embd.weight as iq1_s needs"),

@@ -53,6 +53,6 @@ def test_cores_where_there_is_no_affinity(
 
 @pytest.mark.parametrize("kind", ["cache_k", "cache_v"])
 def test_strict_refuses_either_quantised_cache(kind: str) -> None:
-    with pytest.raises(RequestError, match="--strict means an F32 cache"):
+    with pytest.raises(RequestError, match="--strict uses an F32 KV cache"):
         LoadOptions(strict=True, placement=Placement(**{kind: "q4_0"}))  # type: ignore[arg-type]
     LoadOptions(strict=True, placement=Placement(cache_k="f32", cache_v="f32"))

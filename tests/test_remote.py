@@ -63,7 +63,8 @@ def test_a_conversation_with_our_server_shows_its_timings() -> None:
     assert session.model == "scripted"
     first, second, stats = screen.said.split("]\n", 2)
     assert first == (
-        "Hello, Wörld.\n[14 tokens, 11.2 tokens/s; accepted 9 / drafted 9 = 100 %, length 2.80"
+        "Hello, Wörld.\n[14 tokens, 11.2 tokens/s; "
+        "accepted 9 / drafted 9 = 100 %, 2.80 tokens per round"
     )
     assert second.startswith("Again.\n[6 tokens, ")
     assert "20 tokens in 1.75 s" in stats
@@ -216,7 +217,7 @@ def test_errors_of_other_servers(body: bytes, status: int, words: str, capsys) -
 def test_options_that_a_server_would_disregard_are_refused(option: tuple[str, ...]) -> None:
     result = CliRunner().invoke(app, ["chat", "--server", "127.0.0.1:1", *option])
     assert result.exit_code == 2
-    assert "the server's business" in result.output
+    assert "set context, threads, drafting" in result.output
 
 
 def test_the_command_talks_to_a_server() -> None:

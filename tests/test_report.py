@@ -71,7 +71,7 @@ def test_nothing_is_divided_by_nothing() -> None:
 
 def test_the_line_under_an_answer() -> None:
     assert report.answer_line(STATS, FixedDepth(2)) == (
-        "30 tokens, 15.0 tokens/s; accepted 9 / drafted 24 = 38 %, length 2.50"
+        "30 tokens, 15.0 tokens/s; accepted 9 / drafted 24 = 38 %, 2.50 tokens per round"
     )
     depth = AutoDepth(DepthOptions(draft_max=2))
     assert report.answer_line(STATS, depth).endswith("depth not decided yet")
@@ -90,21 +90,21 @@ def test_the_decision_names_speed_gain_or_the_reason_against() -> None:
     cheap = AutoDepth(DepthOptions(draft_max=2))
     run(cheap, {1: 0.1, 2: 0.105, 3: 0.11}, every=1)
     [line] = report.decision_lines(cheap)
-    assert line.startswith("depth   depth 2, plain would be 10.0 tokens/s, 2.")
+    assert line.startswith("depth   depth 2, plain decoding would be 10.0 tokens/s, speed-up 2.")
 
     dear = AutoDepth(DepthOptions(draft_max=2))
     run(dear, {1: 0.1, 2: 0.3, 3: 0.4}, every=1)
     line, reason = report.decision_lines(dear)
-    assert line == "depth   depth 0, plain would be 10.0 tokens/s"
-    assert "verification too dear" in reason
+    assert line == "depth   depth 0, plain decoding would be 10.0 tokens/s"
+    assert "verification too expensive" in reason
 
     copies = AutoDepth(DepthOptions(draft_max=2))
     for n_accepted in (1, 0, 0, 1) * 10:
         offers = [Judged(0, [0.5], n_accepted, 1, "ngram")]
         copies.record(Round([], 1, 0, 50, 0.1, 0.0, 0.0, offers))
     assert report.decision_lines(copies)[1:] == [
-        "        only what can be copied is drafted",
-        "        copies right at their first token: 50 %",
+        "        drafting by n-gram lookup only",
+        "        copies with a correct first token: 50 %",
     ]
 
     wrong = AutoDepth(DepthOptions(draft_max=2))

@@ -120,7 +120,7 @@ def test_full_disk(
         with pytest.raises(ConversionError) as error:
             convert(undisturbed.checkpoint, out, OPTIONS)
     assert "No space left on device" in str(error.value)
-    assert "--resume goes on" in str(error.value)
+    assert "--resume continues" in str(error.value)
     left = read_journal(out)
     assert left is not None
     assert 0 < left.n_done < len(undisturbed.ends)
@@ -211,7 +211,7 @@ def test_a_changed_source_is_not_gone_on_with(undisturbed: Undisturbed, tmp_path
         convert(undisturbed.checkpoint, out, other)
     shard = next(undisturbed.checkpoint.glob("*.safetensors"))
     os.utime(shard)
-    with pytest.raises(ConversionError, match="begun from another checkpoint"):
+    with pytest.raises(ConversionError, match="started from another checkpoint"):
         convert(undisturbed.checkpoint, out, RESUME)
     assert journal_path(out).exists()
 

@@ -130,4 +130,4 @@ def test_an_observer_that_fails_is_left_out_and_nothing_else(
     assert answer == greedy([3, 1, 4], 20)
     assert len(broken.rounds) == 1
     assert len(seen.rounds) > 5
-    assert caplog.messages == ["Broken is told no more of this engine"]
+    assert caplog.messages == ["observer Broken failed and was removed"]

@@ -62,7 +62,7 @@ def test_what_is_no_worker_is_refused() -> None:
 
     with (
         listening(web) as endpoint,
-        pytest.raises(LoadFailed, match="is no worker of this version"),
+        pytest.raises(LoadFailed, match="is not a worker of this version"),
     ):
         look(endpoint)
 
@@ -74,7 +74,7 @@ def test_a_silent_worker_is_busy() -> None:
         release.wait(10)
 
     with listening(silent) as endpoint:
-        with pytest.raises(LoadFailed, match="does not answer: it serves another run"):
+        with pytest.raises(LoadFailed, match="does not answer: it is serving another run"):
             look(endpoint, timeout=0.2)
         release.set()
 

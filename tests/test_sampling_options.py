@@ -60,7 +60,7 @@ def test_a_server_gets_json() -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (SamplingArgs(logit_bias=["5"]), "'5' is no bias"),
+        (SamplingArgs(logit_bias=["5"]), "'5' is not a bias"),
         (SamplingArgs(samplers="top_k;dice"), "'dice'"),
         (SamplingArgs(repeat_penalty=0.0), "repeat_penalty is 0.0"),
     ],

@@ -39,7 +39,7 @@ def test_what_is_wrong_is_said() -> None:
     ]:
         with pytest.raises(SavedStateError, match=message):
             unpack(broken, "model A")
-    with pytest.raises(SavedStateError, match="model A, here model B"):
+    with pytest.raises(SavedStateError, match="model A, not model B"):
         unpack(data, "model B")
 
 
@@ -96,7 +96,7 @@ def test_a_running_sequence_is_neither_saved_nor_overwritten() -> None:
     data = engine.save([3, 1, 4, *answer])
     engine.submit([5, 6, 7], GREEDY, 20)
     engine.step()
-    with pytest.raises(RequestError, match="every slot is answering"):
+    with pytest.raises(RequestError, match="all slots are busy"):
         engine.restore(data)
     with pytest.raises(SavedStateError, match="nothing to save"):
         engine.save([5, 6, 7])

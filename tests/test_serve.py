@@ -106,8 +106,8 @@ def test_it_says_what_it_loaded_where_and_whether_it_drafts(strict: Process) -> 
     model, layers, listening = strict.greeting
     assert "deepseek2" in model
     assert "drafting with its MTP block" in model
-    assert re.fullmatch(r"CPU [\d.]+ MiB \(7 layers, output, experts of 6\)", layers)
-    assert listening == f"listening on {strict.url}, 4 answers at once"
+    assert re.fullmatch(r"CPU [\d.]+ MiB \(7 layers, output, experts of 6 layers\)", layers)
+    assert listening == f"listening on {strict.url}, up to 4 concurrent requests"
     assert strict.url.startswith("http://127.0.0.1:")
 
 

@@ -99,7 +99,7 @@ def test_when_the_engines_thread_dies_all_are_told_and_the_server_ends(
         assert life.has_died is True
         with pytest.raises(httpx.ConnectError):
             life.chat()
-    assert "the engine's thread ends" in caplog.text
+    assert "the engine's thread failed" in caplog.text
 
 
 def test_a_server_that_is_told_to_end_has_not_died() -> None:
@@ -141,7 +141,7 @@ def test_a_request_that_stops_in_the_middle_gets_a_408(claimed: int) -> None:
         head, _, body = answer.partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 408 ")
         error = json.loads(body)["error"]
-        assert error["message"] == "the rest of the request did not come within 1 s"
+        assert error["message"] == "the rest of the request did not arrive within 1 s"
         assert life.worker.n_unfinished == 0
 
 

@@ -109,5 +109,6 @@ def test_no_memory_for_the_context_is_one_sentence() -> None:
     assert done.returncode == 1
     assert done.stdout == ""
     assert re.fullmatch(
-        r"error: no context of 512000 cells: .*; its KV cache wants \d+ MB\n", done.stderr
+        r"error: cannot create a context of 512000 cells: .*; its KV cache needs \d+ MB\n",
+        done.stderr,
     )

@@ -228,7 +228,7 @@ def test_what_is_wrong_with_a_tool_says_which_and_where() -> None:
 
 
 def test_a_grammar_and_tools_exclude_each_other() -> None:
-    with pytest.raises(RequestError, match="guided_choice and tools cannot both hold"):
+    with pytest.raises(RequestError, match="guided_choice and tools cannot be combined"):
         plan_of("v31", tools=TOOLS, guided_choice=["a"])
     assert takes(plan_of("v31", tools=TOOLS, tool_choice="none", guided_choice=["a"]), "a")
 

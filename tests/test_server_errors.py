@@ -79,11 +79,11 @@ def test_wrong_types_and_ranges_name_the_field(server: Server, body: dict, param
         ({"repetition_penalty": -1.0}, "repeat_penalty is -1.0"),
         ({"presence_penalty": float("inf")}, "presence_penalty is inf"),
         ({"repeat_last_n": -2}, "repeat_last_n is -2"),
-        ({"samplers": ["dice"]}, "no sampler is called 'dice'"),
+        ({"samplers": ["dice"]}, "unknown sampler 'dice'"),
         ({"logit_bias": {str(i): 1 for i in range(2000)}}, "logit_bias has 2000 entries"),
         ({"logit_bias": {"9999": 1}}, "logit_bias names token 9999"),
         ({"logit_bias": {"-5": 1}}, "token -5"),
-        ({"logit_bias": [[1.5, 1]]}, "logit_bias has 1.5 in the place of a token"),
+        ({"logit_bias": [[1.5, 1]]}, "logit_bias has 1.5 where a token is expected"),
         ({"logit_bias": [[5, "x"]]}, "logit_bias gives token 5 the bias 'x'"),
         ({"logit_bias": {"5": 1e999}}, "a bias that is not finite"),
         ({"stop_token_ids": [271]}, "stop_token_ids names token 271"),
@@ -100,14 +100,14 @@ def test_wrong_types_and_ranges_name_the_field(server: Server, body: dict, param
         ({"grammar": "root ::= x"}, "grammar: line 1, column 10: there is no rule called x"),
         ({"grammar": "%llguidance {}\nstart: x"}, "grammar: line 2, column 8: unknown name"),
         ({"guided_regex": "(a"}, "guided_regex: line 1, column 8: invalid regex"),
-        ({"guided_json": "{"}, "guided_json is a text that is no JSON"),
+        ({"guided_json": "{"}, "guided_json is a string that is not valid JSON"),
         ({"guided_json": 5}, "guided_json"),
         (
             {"grammar": 'root ::= "x"', "json_schema": {"type": "null"}},
-            "json_schema and grammar cannot both hold",
+            "json_schema and grammar cannot be combined",
         ),
-        ({"guided_choice": ["a"], "min_tokens": 3}, "min_tokens cannot hold where a grammar"),
-        ({"guided_choice": ["a"], "ignore_eos": True}, "ignore_eos cannot hold where a grammar"),
+        ({"guided_choice": ["a"], "min_tokens": 3}, "min_tokens cannot be used with a grammar"),
+        ({"guided_choice": ["a"], "ignore_eos": True}, "ignore_eos cannot be used with a grammar"),
         # what is not built must not be disregarded
         ({"mirostat": 2}, "mirostat is not supported"),
         ({"xtc_probability": 0.5}, "xtc_probability is not supported"),
@@ -195,7 +195,8 @@ def test_a_template_that_raises_is_a_400_with_its_message() -> None:
     with serving(engine, served_of(engine, template)) as server:
         two = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
         error = error_of(server.chat(messages=two), 400)
-        assert error["message"] == "the model's chat template refuses: roles must alternate"
+        said = "the model's chat template refused the messages: roles must alternate"
+        assert error["message"] == said
         assert server.chat().status_code == 200
 
 
@@ -286,7 +287,7 @@ def test_a_busy_server_says_when_to_come_again() -> None:
         wait_for(lambda: engine.requests)
         response = server.chat()
         error = error_of(response, 503)
-        assert "busy: 1 answers are running or waiting, 1 is the most" in error["message"]
+        assert "busy: 1 of at most 1 answers are running or waiting" in error["message"]
         assert int(response.headers["retry-after"]) > 0
         engine.steps.release(100)
         first.join()

@@ -259,8 +259,8 @@ def test_a_conversation_with_results_goes_round() -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({"tool_choice": "required"}, "there are no tools"),
-        ({"tools": TOOLS, "tool_choice": {"function": {"name": "x"}}}, "'x', which is not among"),
+        ({"tool_choice": "required"}, "the request has no tools"),
+        ({"tools": TOOLS, "tool_choice": {"function": {"name": "x"}}}, "'x', which is not in"),
         ({"tools": TOOLS, "tool_choice": "must"}, "tool_choice"),
         ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name"),
         ({"tools": [{"type": "retrieval"}]}, "tools[0]"),
@@ -277,5 +277,5 @@ def test_tools_are_refused_where_their_format_is_not_known() -> None:
     with over(CHATML, "x") as (server, _, _):
         response = server.chat(tools=TOOLS)
     assert response.status_code == 400
-    assert "format of this model's tool calls is not known" in response.text
+    assert "this model's tool call format is not supported" in response.text
     assert json.loads(response.text)["error"]["type"] == "invalid_request_error"

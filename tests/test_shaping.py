@@ -40,13 +40,16 @@ def test_what_is_wrong_names_the_option(tmp_path: Path) -> None:
     missing, binary = tmp_path / "none", tmp_path / "binary"
     binary.write_bytes(b"\xff\xfe")
     for args, words in [
-        (ShapeArgs(json_schema="{"), "--json-schema: it is no JSON: "),
-        (ShapeArgs(json_schema="[" * 5000), "--json-schema: it is no JSON: "),
+        (ShapeArgs(json_schema="{"), "--json-schema: it is not valid JSON: "),
+        (ShapeArgs(json_schema="[" * 5000), "--json-schema: it is not valid JSON: "),
         (ShapeArgs(json_schema='{"items": {"type": 5}}'), "--json-schema: at /items: "),
         (ShapeArgs(grammar="root ::= x"), "--grammar: line 1, column 10: "),
         (ShapeArgs(grammar_file=missing), f"cannot read {missing}: No such file"),
         (ShapeArgs(grammar_file=binary), f"cannot read {binary}: it is not UTF-8"),
-        (ShapeArgs(grammar="x", json_schema="{}"), "--grammar and --json-schema cannot both hold"),
+        (
+            ShapeArgs(grammar="x", json_schema="{}"),
+            "--grammar and --json-schema cannot be combined",
+        ),
     ]:
         with pytest.raises(RequestError) as caught:
             args.wishes(SESSION)
@@ -61,7 +64,7 @@ def test_the_same_for_a_server() -> None:
     assert ShapeArgs(json_schema='{"type": "null"}').fields() == {
         "response_format": {"type": "json_schema", "json_schema": schema}
     }
-    with pytest.raises(RequestError, match="no JSON"):
+    with pytest.raises(RequestError, match="not valid JSON"):
         ShapeArgs(json_schema="{").fields()
 
 

@@ -169,7 +169,7 @@ def test_a_batch_without_room_changes_nothing(model: Model) -> None:
 @pytest.mark.native
 def test_a_batch_too_small_for_its_states_is_refused(model: Model) -> None:
     """llama.cpp would abort in the first decode."""
-    with pytest.raises(LoadFailed, match="4 rows cannot be taken back in batches of 5"):
+    with pytest.raises(LoadFailed, match="cannot rewind 4 rows with a batch size of 5"):
         model.context(ContextOptions(256, 1, 5, 5, n_threads=1, n_rewind=4))
     context = model.context(ContextOptions(256, 1, 6, 5, n_threads=1, n_rewind=4))
     context.decode([Rows(0, 0, [5, 6, 7, 8, 9, 10])])

@@ -68,7 +68,7 @@ def test_a_hub_that_goes_away_leaves_something_to_resume(world: World, tmp_path:
         if p.n_done > p.n_total / 2:
             world.fake.faults["model-00003-of-000003.safetensors"] = [503] * 900
 
-    with pytest.raises(ConversionError, match=r"answers 503.*keeps \d+ of 128 tensors, --resume"):
+    with pytest.raises(ConversionError, match=r"answers 503.*keeps \d+ of 128 tensors; --resume"):
         remote(world, tmp_path / "a.gguf", progress=fail_half_way)
     world.fake.faults.clear()
     remote(world, tmp_path / "a.gguf", replace(STREAMED, resume=True))

@@ -109,7 +109,7 @@ def test_a_promise_that_cannot_be_kept_is_refused() -> None:
     with pytest.raises(RequestError, match=r"tools\[0\].function.parameters: at /properties/a"):
         plan_of("v31", tools=strict([tool]))
     for field in ({"min_tokens": 3}, {"ignore_eos": True}):
-        with pytest.raises(RequestError, match="cannot hold where a grammar"):
+        with pytest.raises(RequestError, match="cannot be used with a grammar"):
             plan_of("v31", tools=strict(TOOLS), **field)
 
 

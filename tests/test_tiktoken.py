@@ -50,7 +50,7 @@ def test_merges_follow_ranks_not_letters(tmp_path: Path) -> None:
 def test_a_token_no_merge_makes_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert merges(tmp_path, small(b"ab", b"abcd")) == ["a b"]
-    assert "1 tokens cannot be merged from smaller ones, b'abcd'" in caplog.text
+    assert "1 tokens cannot be merged from smaller ones (the first is b'abcd')" in caplog.text
 
 
 def as_kimi(folder: Path, ranks: dict[bytes, int], n_vocab: int = N_VOCAB) -> Path:
@@ -198,14 +198,14 @@ def bad_name(folder: Path) -> None:
         (no_rank, r"tiktoken\.model, line 34: 'IQ==' is not a token"),
         (twice, r"tiktoken\.model, line 257: the token b'!' occurs twice"),
         (gap, r"b'ab' has rank 300, but the next rank after 255 must be 256"),
-        (no_byte, r"the single byte 0x00 is no token"),
-        (other_words, r"tokenization_kimi\.py: it splits text by other expressions"),
+        (no_byte, r"the single byte 0x00 is not a token"),
+        (other_words, r"tokenization_kimi\.py: its split expressions differ from Kimi-K2's"),
         (not_python, r"tokenization_kimi\.py is not Python"),
-        (no_code, r"tokenization_kimi\.py is missing: tiktoken\.model does not say"),
+        (no_code, r"tokenization_kimi\.py is missing: it defines how text is split"),
         (no_names, r"tokenizer_config\.json has no added_tokens_decoder"),
         (
             bad_name,
-            r"added_tokens_decoder has '33': '\[BOS\]', but must have texts by ids from 256",
+            r"added_tokens_decoder has '33': '\[BOS\]', but must map ids from 256 on to texts",
         ),
     ],
 )

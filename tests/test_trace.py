@@ -89,7 +89,7 @@ def test_a_torn_last_line_is_left_out_and_said(tmp_path: Path) -> None:
     whole = [json.dumps(r) for r in records]
     recording = read(write(tmp_path / "trace", *whole[:-1], whole[-1][:30]))
     assert (len(recording.moments), recording.n_torn) == (3, 1)
-    assert "1 line is not whole and was left out" in list(drawn(recording, 80))
+    assert "1 incomplete line was skipped" in list(drawn(recording, 80))
 
 
 def begun(started: str) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def test_an_engine_that_was_started_again_goes_on_in_the_same_trace(tmp_path: Pa
     assert recording.about["started"] == "2026-11-29T23:59:55Z"
     shown = list(drawn(recording, 80))
     assert "the engine was started 2 times" in shown
-    assert "1 line is not whole and was left out" in shown
+    assert "1 incomplete line was skipped" in shown
 
 
 def test_a_clock_that_was_set_back_does_not_turn_a_trace_around(tmp_path: Path) -> None:
@@ -137,13 +137,13 @@ def test_a_clock_that_was_set_back_does_not_turn_a_trace_around(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ([], "is no trace of gguf-mtp"),
-        (["[1]"], "is no trace of gguf-mtp"),
-        (["not JSON"], "is no trace of gguf-mtp"),
-        (['{"gguf_mtp_trace": 7}'], "is a trace of version 7, but only 1 is known"),
-        (['{"gguf_mtp_trace": 1}', "{}", "{}"], "line 2 is no round of a trace"),
-        (['{"gguf_mtp_trace": 1}', "5", "{}"], "line 2 is no round of a trace"),
-        (['{"gguf_mtp_trace": 1}', '{"gguf_mtp_trace": 7}'], "is a trace of version 7, but only 1"),
+        ([], "is not a gguf-mtp trace"),
+        (["[1]"], "is not a gguf-mtp trace"),
+        (["not JSON"], "is not a gguf-mtp trace"),
+        (['{"gguf_mtp_trace": 7}'], "has trace version 7, but only 1 is supported"),
+        (['{"gguf_mtp_trace": 1}', "{}", "{}"], "line 2 is not a round of a trace"),
+        (['{"gguf_mtp_trace": 1}', "5", "{}"], "line 2 is not a round of a trace"),
+        (['{"gguf_mtp_trace": 1}', '{"gguf_mtp_trace": 7}'], "has trace version 7, but only 1"),
     ],
 )
 def test_what_is_no_trace_is_one_sentence(tmp_path: Path, lines: list[str], message: str) -> None:
@@ -155,7 +155,7 @@ def test_what_is_no_trace_is_one_sentence(tmp_path: Path, lines: list[str], mess
 
 
 def test_a_file_without_end_is_not_read_to_it() -> None:
-    with pytest.raises(GgufMtpError, match="is no trace of gguf-mtp"):
+    with pytest.raises(GgufMtpError, match="is not a gguf-mtp trace"):
         read(Path("/dev/zero"))
 
 
@@ -222,7 +222,7 @@ def test_the_command_draws_in_the_terminal_and_as_png(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "2 answers, 7 tokens in 4 rounds; 40 prompt tokens read" in done.output
     assert "accepted 3 / drafted 7 = 43 % (mtp 3)" in done.output
-    assert "why so many were drafted, in rounds: measured 4" in done.output
+    assert "reasons for the draft depth, in rounds: measured 4" in done.output
     assert "  1 ██████████████████████████▋               67 %  2 / 3" in done.output
     assert "s: the KV cache was full" in done.output
     assert max(map(len, done.output.splitlines())) <= 80

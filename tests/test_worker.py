@@ -108,9 +108,9 @@ def test_a_full_queue_refuses_all_of_a_request_and_takes_one_again_later() -> No
     with running(engine, n_queue=1) as worker:  # two slots and one that waits
         first = [Notes() for _ in range(3)]
         worker.submit([job(n) for n in first[:2]])
-        with pytest.raises(Unavailable, match="busy: 2 answers are running or waiting, 3 is the"):
+        with pytest.raises(Unavailable, match="busy: 2 of at most 3 answers are running"):
             worker.submit([job(Notes()), job(Notes())])
-        with pytest.raises(RequestError, match="asks for 4 answers, but 3 is the most"):
+        with pytest.raises(RequestError, match="4 answers, but this server takes at most 3"):
             worker.submit([job(Notes()) for _ in range(4)])  # coming again would not help
         worker.submit([job(first[2])])
         with pytest.raises(Unavailable):

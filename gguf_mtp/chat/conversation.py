@@ -102,11 +102,11 @@ class ChatTemplate:
         if role == "developer" and not self._knows_developer:
             return [dict(message) | {"role": "system"}]
         if role == "tool" and not self._shows_results:
-            raise RequestError("the model's chat template has no place for results of tools")
+            raise RequestError("the model's chat template does not support tool results")
         if role != "assistant" or not message.get("tool_calls"):
             return [message]
         if not self._shows_calls:
-            raise RequestError("the model's chat template has no place for tool calls")
+            raise RequestError("the model's chat template does not support tool calls")
         message = self._arguments(message)
         alone = dict(message) | {"content": self._empty}
         if not message["content"]:
@@ -126,15 +126,15 @@ class ChatTemplate:
                 function["arguments"] = json.loads(function["arguments"] or "{}")
             except ValueError:
                 raise RequestError(
-                    f"the arguments of the call of {function['name']} are not JSON, "
-                    "which the model's chat template needs"
+                    f"the arguments of the call to {function['name']} are not JSON, "
+                    "but the model's chat template needs JSON"
                 ) from None
             calls.append(dict(call) | {"function": function})
         return dict(message) | {"tool_calls": calls}
 
     def _format(self) -> ToolFormat:
         if self.tool_format is None:
-            raise RequestError("tools: the format of this model's tool calls is not known here")
+            raise RequestError("tools: this model's tool call format is not supported")
         return self.tool_format
 
     def _try(self, messages: Sequence[Message], tools: Sequence[Message] | None = None) -> str:

@@ -72,7 +72,7 @@ def render(
     try:
         text = _compiled(template).render(variables)
     except _Refused as error:
-        raise RequestError(f"the model's chat template refuses: {error}") from None
+        raise RequestError(f"the model's chat template refused the messages: {error}") from None
     except SecurityError as error:
         raise RequestError(f"the model's chat template is unsafe: {_line(error)}") from error
     except jinja2.TemplateSyntaxError as error:

@@ -122,7 +122,7 @@ class AutoDepth:
         if lead is None or is_starting:
             for source in self.sources.values():
                 source.pause()
-            reason = "measuring plain" if is_starting else "nothing to send"
+            reason = "measuring plain speed" if is_starting else "nothing to draft"
             limits = [Limit(0, (), reason)] * len(rooms)
             if is_starting:
                 return limits

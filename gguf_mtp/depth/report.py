@@ -34,10 +34,10 @@ def report_of(
     """For one sequence that goes on as the last ones did."""
     offers = {name: one.by_position() for name, one in exchange.known.items()}
     if not target.cells:
-        return DepthReport(None, 0, 1.0, (), "the plain speed is still being measured", offers)
+        return DepthReport(None, 0, 1.0, (), "plain decoding speed is still being measured", offers)
     if lead is None:
         plain = 1 / target.mean(2)[1]
-        return DepthReport(plain, 0, 1.0, (), "only what can be copied is drafted", offers)
+        return DepthReport(plain, 0, 1.0, (), "drafting by n-gram lookup only", offers)
     plan = lead.outlook()
     mean = plan.mean
     judged = sum(seen > 0 for seen in lead.acceptance.shared.seen)
@@ -53,14 +53,16 @@ def reason_off(mean: View, most: int) -> str:
     """Why no depth of at most `most` pays, from the estimate for one sequence."""
     depth = max(range(1, most + 1), key=lambda n: mean.rate_of((n,)), default=0)
     if depth == 0:
-        return "no draft was tried yet"
+        return "no draft has been tried yet"
     times = mean.seconds((depth,)) / mean.plain
     if 1 + depth <= times:
         return (
-            f"verification too dear: drafting and checking {depth} takes {times:.2f} times as long "
-            f"as a plain step, so that not even {depth} accepted of {depth} would pay"
+            f"verification too expensive: drafting and verifying at depth {depth} takes "
+            f"{times:.2f} times as long as a plain step, so drafting would not be faster even if "
+            f"{depth} of {depth} draft tokens were accepted"
         )
     return (
-        f"acceptance too low: drafting and checking {depth} takes {times:.2f} times as long as a "
-        f"plain step, but only {mean.tokens((depth,)) - 1:.2f} of {depth} would be accepted"
+        f"acceptance too low: drafting and verifying at depth {depth} takes {times:.2f} times as "
+        f"long as a plain step, but only {mean.tokens((depth,)) - 1:.2f} of {depth} draft tokens "
+        "are expected to be accepted"
     )

@@ -92,7 +92,7 @@ def _skill(one: dict[str, Any], n_max: int) -> Skill:
     if one["draft"] is not None:
         first, step, row = (_number(w, -_LONGEST, _LONGEST) for w in _list(one["draft"], 3))
         if step <= 0:
-            raise ValueError(f"a draft step takes {step} seconds")
+            raise ValueError(f"a draft step cannot take {step} seconds")
         draft.restore([first, step, row])
     draft.idle = _number(one["idle"], 0, _LONGEST)
     shared = Rates(n_max, SHARED_MEMORY)
@@ -121,10 +121,10 @@ def _target(whole: dict[str, Any]) -> TargetCost:
         seconds, n = _list(one, 2)
         m = int(rows)
         if not 0 < m <= _MOST_ROWS:
-            raise ValueError(f"{m} rows in a decode")
+            raise ValueError(f"a decode cannot have {m} rows")
         known[m] = (_number(seconds, 1e-7, _LONGEST), _number(n, 1, math.inf))
     if not known:
-        raise ValueError("it holds no times")
+        raise ValueError("it has no decode times")
     target = TargetCost()
     target.restore(known, _number(whole["noise"], 0, 10), _number(whole["rebuild"], 0, _LONGEST))
     return target
@@ -159,5 +159,5 @@ def _number(value: object, least: float, most: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{value!r:.40} is not a number")
     if not least <= value <= most:  # also refuses what is not a number at all (NaN)
-        raise ValueError(f"{value!r:.40} is not from {least:g} to {most:g}")
+        raise ValueError(f"{value!r:.40} is not between {least:g} and {most:g}")
     return float(value)

@@ -34,5 +34,5 @@ class Watchdog:
             if left == 0 and not one.n_accepted:
                 self.given_up[one.source] = (
                     f"0 of {self._n_drafts} drafts were accepted: "
-                    "the drafter does not fit this model"
+                    "the drafter does not match this model"
                 )

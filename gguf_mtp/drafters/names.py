@@ -20,10 +20,10 @@ def wished(text: str) -> tuple[str, ...] | None:
         return ()
     for word in words:
         if word in ("auto", "off"):
-            raise RequestError(f"draft is {text!r}, but {word!r} stands alone")
+            raise RequestError(f"draft is {text!r}, but {word!r} cannot be combined with others")
         if word not in NAMES:
             known = ", ".join(NAMES)
-            raise RequestError(f"draft is {text!r}, but {word!r} is none of auto, off, {known}")
+            raise RequestError(f"draft is {text!r}, but {word!r} is not one of auto, off, {known}")
         if words.count(word) > 1:
             raise RequestError(f"draft is {text!r}, which names {word!r} twice")
     return tuple(words)

@@ -125,7 +125,7 @@ class AfterReasoning:
     def commit(self, tokens: Sequence[int]) -> None:
         at = self._reasoning.end(tokens)
         if self._reasoning.commit(tokens).strip():
-            self._inner.fail("the token that ends the reasoning holds text behind it")
+            self._inner.fail("the token that ends the reasoning also contains answer text")
         if at is None:
             return
         self._n_lead, at = self._skip_lead(tokens, at)

@@ -158,7 +158,7 @@ class Parser:
         if max(least, most or 0) > MAX_REPEATS:
             raise self.wrong(f"more than {MAX_REPEATS} repetitions", start)
         if most is not None and most < least:
-            raise self.wrong(f"at least {least} and at most {most} repetitions", start)
+            raise self.wrong(f"minimum of {least} repetitions exceeds maximum of {most}", start)
         return Many(node, least, most)
 
     def _number(self) -> int:
@@ -206,7 +206,7 @@ class Parser:
                 raise self.wrong(f"the range ends before it begins: {first!r} to {last!r}")
             ranges.append((ord(first), ord(last)))
         if not ranges:
-            raise self.wrong("no character is in this class", start)
+            raise self.wrong("this character class is empty", start)
         held = "".join(f"\\x{{{low:x}}}-\\x{{{high:x}}}" for low, high in ranges)
         if is_negated:
             return Chars(f"[^{held}]", _others(ranges))
@@ -216,7 +216,7 @@ class Parser:
         """The next character of a literal or a class that began at `start`."""
         char = self._peek()
         if not char:
-            raise self.wrong("this is not closed", start)
+            raise self.wrong("this literal or character class is not closed", start)
         self.at += 1
         if char != "\\":
             return char
@@ -230,7 +230,7 @@ class Parser:
             raise self.wrong(f"unknown escape \\{kind}{digits}", self.at - 2)
         code = int(digits, 16)
         if code > 0x10FFFF or 0xD800 <= code < 0xE000:
-            raise self.wrong(f"\\{kind}{digits} is no character", self.at - 2)
+            raise self.wrong(f"\\{kind}{digits} is not a character", self.at - 2)
         self.at += n
         return chr(code)
 

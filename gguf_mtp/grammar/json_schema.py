@@ -69,12 +69,12 @@ def _compile(grammars: Grammars, schema: Any, lenient: bool) -> Grammar:
 def _check_shape(schema: Any) -> None:
     """Raises `RequestError` for a schema that is none, or is nested too deeply to be looked at."""
     if not isinstance(schema, Mapping | bool):
-        raise RequestError("at the root: a schema is an object, true or false")
+        raise RequestError("at the root: a schema must be an object, true or false")
     level: list[tuple[str, Any]] = [("", schema)]
     for _ in range(MAX_DEPTH):
         for place, value in level:
             if isinstance(value, float) and not math.isfinite(value):
-                raise RequestError(f"at {place}: {value} is no number of JSON")
+                raise RequestError(f"at {place}: {value} is not a valid JSON number")
         level = [child for place, value in level for child in _inside(place, value)]
         if not level:
             return

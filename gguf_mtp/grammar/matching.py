@@ -80,13 +80,15 @@ class Grammars:
         from llguidance import LLMatcher, LLParserLimits
 
         if len(lark) > MAX_CHARS:
-            raise RequestError(f"it has {len(lark)} characters, {MAX_CHARS} is the most")
+            raise RequestError(
+                f"it has {len(lark)} characters, but at most {MAX_CHARS} are allowed"
+            )
         try:
             lark.encode()
         except UnicodeEncodeError as error:
             raise RequestError(f"it is not Unicode: {error.reason}") from None
         if not self.end_tokens:
-            raise RequestError("the model has no end token, so no grammar could end its answers")
+            raise RequestError("the model has no end token, so a grammar cannot end its answers")
         tables = self._read()
         limits = LLParserLimits(verbose_errors=False)
         matcher = LLMatcher(tables.tokenizer, lark + _OPTIONS, log_level=0, limits=limits)
@@ -208,7 +210,7 @@ class Follower:
         if self.failure is None and not self._move(tokens):
             error = self._matcher.get_error()
             token = self._first_end(tokens)[len(self._ahead)]
-            self.fail(_reason(error) if error else f"token {token} is outside of it")
+            self.fail(_reason(error) if error else f"it does not allow token {token}")
         self._ahead.clear()
 
     def try_out(self) -> None:
@@ -265,10 +267,10 @@ def _reason(error: str) -> str:
     """llguidance's message in one line: the place in words, without its dump of the source."""
     error = error.partition("<non-verbose/>")[0].partition("; following special tokens")[0]
     if error.startswith("panic"):
-        return "the grammar library failed on it"
+        return "the grammar library could not process it"
     lines = [line.strip() for line in error.removeprefix("Parser Error: ").splitlines()]
     said = [line for line in lines if line.strip("^") and not _SOURCE.match(line)]
     text = "; ".join(said)
     if not text or text.startswith("NoExtension"):
-        return "it leaves nothing to write"
+        return "it allows no text"
     return _PLACE.sub(r"line \1, column \2: ", text)[:MAX_REASON]

@@ -191,23 +191,25 @@ class Context:
     def _check(self, rows: Sequence[Rows]) -> None:
         """What llama.cpp would answer with an abort, or store wrongly, is refused here."""
         if len({r.seq for r in rows}) < len(rows):
-            raise _refusal("a sequence came twice")
+            raise _refusal("a sequence appears twice")
         n_rows = n_outputs = 0
         for r in rows:
             if not 0 <= r.seq < self.options.n_seq:
-                raise _refusal(f"sequence {r.seq}")
+                raise _refusal(f"sequence {r.seq} does not exist")
             past = self._n_past[r.seq]
             # An MTP sequence begins at position 1: its row p + 1 takes the target's hidden row p.
             if r.pos != past and not (past == 0 and r.pos == 1 and self.options.is_mtp):
-                raise _refusal(f"sequence {r.seq} ends at {past}, its rows begin at {r.pos}")
+                raise _refusal(
+                    f"sequence {r.seq} ends at position {past}, but its rows begin at {r.pos}"
+                )
             if (r.hidden is not None) != self.options.is_mtp:
-                raise _refusal("hidden rows")
+                raise _refusal("hidden rows must be given for an MTP context, and only there")
             n_rows += len(r.tokens)
             n_outputs += r.n_outputs
         if not 0 < n_rows <= self.options.n_batch:
-            raise _refusal(f"{n_rows} rows in a batch")
+            raise _refusal(f"it has {n_rows} rows, not 1 to {self.options.n_batch}")
         if n_outputs > self.options.n_outputs:
-            raise _refusal(f"{n_outputs} rows with logits")
+            raise _refusal(f"it asks for the logits of {n_outputs} rows, which is too many")
 
     def _outputs(self, rows: Sequence[Rows], n_rows: int, n_outputs: int) -> list[Output]:
         logits = self._logits.rows(L.llama_get_logits(self._ctx), n_outputs)
@@ -224,7 +226,7 @@ class Context:
 
 
 def _refusal(what: str) -> DecodeError:
-    return DecodeError(REFUSED, f"a batch that llama.cpp must not see: {what}")
+    return DecodeError(REFUSED, f"invalid batch: {what}")
 
 
 def _states(model: Any, ctx: Any, options: ContextOptions) -> States | None:
@@ -253,7 +255,8 @@ def _new_context(model: Any, options: ContextOptions) -> Any:
     params.n_rs_seq = options.n_rewind
     if options.n_rewind + 1 >= options.n_batch:  # llama.cpp would abort in the first decode
         raise LoadFailed(
-            f"{options.n_rewind} rows cannot be taken back in batches of {options.n_batch}"
+            f"cannot rewind {options.n_rewind} rows with a batch size of {options.n_batch}; "
+            "use a larger batch size"
         )
     params.kv_unified = True  # separate caches split an uneven batch into several full passes
     if options.is_mtp:
@@ -264,5 +267,5 @@ def _new_context(model: Any, options: ContextOptions) -> Any:
     with Errors() as errors:
         ctx = L.llama_init_from_model(model, params)
     if not ctx:
-        raise LoadFailed(f"no context of {options.n_ctx} cells: {errors.reason()}")
+        raise LoadFailed(f"cannot create a context of {options.n_ctx} cells: {errors.reason()}")
     return ctx

@@ -51,7 +51,7 @@ def with_stack(n_bytes: int, call: Callable[[], T]) -> T:
             thread = threading.Thread(target=run, name="deep")
             thread.start()
         except RuntimeError:
-            raise RequestError(f"no memory for a stack of {n_bytes} bytes") from None
+            raise RequestError(f"cannot allocate a stack of {n_bytes} bytes") from None
         finally:
             threading.stack_size(usual)
         thread.join()

@@ -28,10 +28,10 @@ class Told:
         there = handles()
         missing = [name for name in told.devices if name not in there]
         if missing:
-            raise LoadFailed(f"the device {missing[0]} of the plan is not there any more")
+            raise LoadFailed(f"device {missing[0]} of the plan is no longer available")
         n, most = len(told.devices), int(L.llama_max_devices())
         if n > most:
-            raise LoadFailed(f"the plan has {n} devices, but llama.cpp takes {most}")
+            raise LoadFailed(f"the plan has {n} devices, but llama.cpp supports at most {most}")
         # An empty list is not the same as none: it keeps llama.cpp from choosing devices itself.
         self._devices = (ctypes.c_void_p * (n + 1))(*[there[d] for d in told.devices], None)
         self._split = (ctypes.c_float * most)(*map(float, told.split))

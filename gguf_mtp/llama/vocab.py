@@ -45,7 +45,7 @@ class Vocab:
         if depth > DEEPEST:
             raise RequestError(
                 f"the text has {depth} characters of one kind in a row, such as letters without "
-                f"a sign; the tokenizer takes {DEEPEST}"
+                f"punctuation; the tokenizer takes at most {DEEPEST}"
             )
         n_bytes = STACK + depth * STACK_OF_ONE
         return with_stack(n_bytes, lambda: self._tokenize(text, add_special, parse_special))

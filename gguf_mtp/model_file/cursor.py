@@ -38,7 +38,7 @@ class Cursor:
         """Refuse a count of `n` items, at least `width` bytes each, that cannot fit the file."""
         if n * width > self.size - self._at:
             raise LoadFailed(
-                f"{self.path} is damaged or cut short: {n} {what} announced at byte {self._at}, "
+                f"{self.path} is damaged or cut short: expected {n} {what} at byte {self._at}, "
                 f"but the file ends at byte {self.size}"
             )
 
@@ -62,7 +62,7 @@ class Cursor:
     def text(self) -> str:
         n = self.number("<Q")
         if n > MAX_STRING:
-            raise self.damaged(f"a text of {n} bytes at byte {self._at}")
+            raise self.damaged(f"the string of {n} bytes at byte {self._at} is too long")
         return self.take(n).decode("utf-8", errors="replace")
 
     def texts(self, n: int, unique: bool, key: str) -> list[str] | int:
@@ -77,10 +77,10 @@ class Cursor:
         for index in range(n):
             (size,) = length.unpack(self.take(8))
             if size > MAX_STRING:
-                raise self.damaged(f"a text of {size} bytes in {key}")
+                raise self.damaged(f"a string of {size} bytes in {key} is too long")
             text = self.take(size).partition(b"\0")[0]  # llama.cpp reads it as a C string
             if unique and text:
                 if text in seen:
-                    raise self.damaged(f"token {index} of {key} is {text!r}, as is an earlier one")
+                    raise self.damaged(f"token {index} of {key} repeats an earlier one: {text!r}")
                 seen.add(text)
         return n

@@ -77,7 +77,7 @@ def why_not_run(header: Header, hparams: Hparams) -> str | None:
     if s.n_head == 0:
         return "it has no attention heads"
     if s.n_rot % 2 or not 0 < s.n_rot < s.head_k:
-        return f"RoPE cannot turn {s.n_rot} of the {s.head_k} dimensions of a head"
+        return f"RoPE cannot rotate {s.n_rot} of the {s.head_k} dimensions of a head"
     n_head_kv = hparams.count("attention.head_count_kv", s.n_head)
     key_length = hparams.count("attention.key_length", s.n_embd // s.n_head)
     cached, needed = (key_length, n_head_kv), (s.kv_lora + s.n_rot, 1)
@@ -85,19 +85,22 @@ def why_not_run(header: Header, hparams: Hparams) -> str | None:
         needed = (s.head_k, s.n_head)
     if cached != needed:
         return (
-            f"its cache holds {cached[1]} keys of {cached[0]} values for a token "
-            f"(key_length, head_count_kv), but its attention writes {needed[1]} of {needed[0]}"
+            f"its KV cache holds {cached[1]} keys of {cached[0]} values per token "
+            f"(head_count_kv, key_length), but its attention writes {needed[1]} of {needed[0]}"
         )
     gating = hparams.count("expert_gating_func", 0)
     if gating not in GATING_FUNCTIONS:
-        return f"its experts' gating function is {gating}, which llama.cpp does not know"
+        return f"its experts' gating function is {gating}, which llama.cpp does not support"
     if hparams.get("attention.temperature_scale", 0.0) and not hparams.count(
         "attention.temperature_length", 0
     ):
-        return "it scales the attention's temperature without a temperature_length"
+        return "it scales the attention temperature, but has no attention.temperature_length"
     n_groups = hparams.count("expert_group_count", 0)
     if n_groups > 1 and s.n_expert // n_groups < 2:
-        return f"its {n_groups} expert groups hold one expert each, but routing sums the two best"
+        return (
+            f"its {n_groups} expert groups hold one expert each, but routing sums the two best "
+            "experts of a group"
+        )
     return next(_without_product(header.tensors), None) or _half_a_block(header, hparams)
 
 
@@ -107,7 +110,7 @@ def _without_product(tensors: tuple[TensorInfo, ...]) -> Iterator[str]:
         if is_matrix and tensor.type in NO_PRODUCT:
             yield f"{tensor.name} is {tensor.type}, which llama.cpp cannot multiply"
         if tensor.name.endswith("exp_probs_b.bias") and tensor.type != "F32":
-            yield f"{tensor.name} is {tensor.type}, but llama.cpp adds F32 biases only"
+            yield f"{tensor.name} is {tensor.type}, but llama.cpp requires F32 biases"
 
 
 def why_not_draft(header: Header, hparams: Hparams) -> str | None:
@@ -118,15 +121,19 @@ def why_not_draft(header: Header, hparams: Hparams) -> str | None:
         return f"the file has {n_mtp} MTP blocks, but llama.cpp drafts with exactly one"
     names, block = {tensor.name for tensor in header.tensors}, f"blk.{n_layer}"
     if f"{block}.nextn.eh_proj.weight" not in names:
-        return f"the header announces an MTP block, but {block}.nextn.eh_proj.weight is not there"
+        return f"the header declares an MTP block, but {block}.nextn.eh_proj.weight is missing"
     if not s.is_mla:
         unsplit = f" ({block}.attn_kv_b.weight)" if f"{block}.attn_kv_b.weight" in names else ""
-        return f"the file keeps the MLA key and value matrices unsplit{unsplit}; convert it again"
+        return f"the MLA key and value matrices are not split{unsplit}; convert the model again"
     if s.q_lora == 0:
-        lite = f": llama.cpp takes {n_layer} layers for a lite model" if _is_lite(hparams) else ""
+        lite = (
+            f", but llama.cpp treats a model of {n_layer} layers as a lite model without one"
+            if _is_lite(hparams)
+            else ""
+        )
         return f"the MTP block needs a low-rank query (q_lora_rank){lite}"
     if hparams.get("attention.temperature_scale", 0.0):
-        return "the MTP block cannot scale the attention's temperature"
+        return "the MTP block does not support attention temperature scaling"
     if hparams.count("leading_dense_block_count", 0) > n_layer:
         return f"the MTP block {block} must have experts, but is a dense layer"
     return None

@@ -29,7 +29,7 @@ def why_not_run(header: Header, hparams: Hparams) -> str | None:
     if d_index % HADAMARD or d_index < max(n_rot, HADAMARD):
         return (
             f"its indexer keys have {d_index} values, but llama.cpp needs a multiple of {HADAMARD} "
-            f"and at least the {n_rot} that RoPE turns"
+            f"and at least the {n_rot} that RoPE rotates"
         )
     for key in ("attention.indexer.head_count", "attention.indexer.top_k"):
         if not hparams.count(key, 0):

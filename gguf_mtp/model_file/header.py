@@ -173,7 +173,7 @@ def _parse(cursor: Cursor) -> _Shard:
     for _ in range(n_kv):
         key = cursor.text()
         if not key or key in kv:
-            raise cursor.damaged(f"metadata key {key!r} appears twice" if key else "an empty key")
+            raise cursor.damaged(f"metadata key {key!r} appears twice" if key else "a key is empty")
         kinds[key] = kind = cursor.number("<I")
         kv[key] = _value(cursor, kind, key)
     alignment = kv.get("general.alignment", 32)
@@ -196,8 +196,10 @@ def _check_magic(cursor: Cursor) -> None:
     if version and version & 0xFFFF == 0:
         raise LoadFailed(f"{cursor.path} is a big-endian GGUF; llama.cpp needs a little-endian one")
     if version not in VERSIONS:
-        newer = "newer than this release reads" if version > VERSIONS[-1] else "no longer readable"
-        raise LoadFailed(f"{cursor.path} is GGUF version {version}, {newer} (versions 2 and 3)")
+        newer = "newer than this release" if version > VERSIONS[-1] else "no longer supported"
+        raise LoadFailed(
+            f"{cursor.path} is GGUF version {version}, {newer}; versions 2 and 3 are supported"
+        )
 
 
 def _value(cursor: Cursor, kind: int, key: str) -> Any:
@@ -239,11 +241,12 @@ def _tensor_entry(cursor: Cursor) -> _Entry:
     shape = tuple(cursor.number("<Q") for _ in range(n_dims)) or (1,)
     kind, offset = cursor.number("<I"), cursor.number("<Q")
     if kind not in TENSOR_TYPES:
-        raise cursor.damaged(f"tensor {name!r} has type {kind}, which this release does not know")
+        raise cursor.damaged(f"tensor {name!r} has the unknown type {kind}")
     of = TENSOR_TYPES[kind]
     if shape[0] % of.block:
         raise cursor.damaged(
-            f"tensor {name!r} has rows of {shape[0]}, but {of.name} needs multiples of {of.block}"
+            f"tensor {name!r} has rows of {shape[0]} values, but {of.name} needs multiples of "
+            f"{of.block}"
         )
     n_bytes = math.prod(shape) // of.block * of.n_bytes
     return _Entry(name, shape, of.name, n_bytes, offset)
@@ -259,7 +262,7 @@ def _place(cursor: Cursor, entries: Sequence[_Entry], alignment: int) -> list[Te
     tensors = []
     for entry in entries:
         if entry.offset != end:
-            how = "overlaps the last one" if entry.offset < end else "leaves a gap"
+            how = "overlaps the previous tensor" if entry.offset < end else "leaves a gap"
             raise cursor.damaged(
                 f"tensor {entry.name!r} starts at byte {entry.offset} of the data "
                 f"instead of {end}: it {how}"

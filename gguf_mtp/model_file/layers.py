@@ -56,10 +56,10 @@ def why_no_draft(kv: Mapping[str, Any], architecture: str) -> str | None:
     if architecture in GOES_BACK:
         if not kv.get(f"{architecture}.attention.sliding_window"):
             return None
-        return "its attention slides over a window, beside recurrent layers"
+        return "the model has recurrent layers and sliding-window attention"
     if architecture in _NOT_TESTED:
-        return "its layers are partly recurrent, and going back in them has not been tested"
-    return "its layers are partly recurrent, and such a cache cannot drop rejected rows"
+        return "the model has recurrent layers, and rewinding their state has not been tested"
+    return "the model has recurrent layers, and their cache cannot drop rejected draft tokens"
 
 
 def kept(kv: Mapping[str, Any], architecture: str, n_layer: int) -> tuple[Kept, ...]:

@@ -78,8 +78,8 @@ def facts(header: Header, path: str) -> ModelFacts:
     found = _facts(header, path)
     if is_side_file(found):
         raise UnsupportedModel(
-            f"{path} cannot be run: it holds an MTP block without the model around it; "
-            "give it as --draft-model beside its model"
+            f"{path} cannot be run: it holds an MTP block without the rest of the model; "
+            "load the model and pass this file as --draft-model"
         )
     return found
 
@@ -139,7 +139,7 @@ def _why_draft(hparams: Hparams, n_layer: int) -> str:
     size = n_states * layers.state_bytes(hparams.kv, hparams.arch) / (1 << 20)
     return (
         f"{found}; {n_states} of {n_layer} layers are recurrent, so each sequence keeps a state of "
-        f"{size:,.2f} MiB, and as many more as --draft-max says"
+        f"{size:,.2f} MiB, plus one more for each token of --draft-max"
     )
 
 
@@ -149,13 +149,13 @@ def _why_not_load(header: Header, hparams: Hparams) -> str | None:
     if not 1 <= n_blocks <= MAX_LAYERS:
         return f"it has {n_blocks} blocks, but llama.cpp takes 1 to {MAX_LAYERS}"
     if n_mtp >= n_blocks:
-        return f"all of its {n_blocks} blocks are MTP blocks ({n_mtp} announced)"
+        return f"its header declares {n_mtp} MTP blocks, but only {n_blocks} blocks in all"
     scaling = hparams.get("rope.scaling.type", "linear")
     if scaling not in ROPE_SCALINGS:
-        return f"its RoPE scaling {scaling!r} is none of {', '.join(ROPE_SCALINGS)}"
+        return f"its RoPE scaling {scaling!r} is not one of {', '.join(ROPE_SCALINGS)}"
     for tensor in header.tensors:
         if tensor.name.endswith("norm.weight") and tensor.type != "F32":
-            return f"{tensor.name} is {tensor.type}, but llama.cpp multiplies by F32 norms only"
+            return f"{tensor.name} is {tensor.type}, but llama.cpp requires F32 norms"
     return _why_not_route(hparams)
 
 
@@ -169,13 +169,16 @@ def _why_not_route(hparams: Hparams) -> str | None:
     if n_used > n_expert or (n_expert and not n_used):
         return f"it uses {n_used} of {n_expert} experts"
     if n_groups and n_groups >= n_expert:
-        return f"it has {n_groups} groups of {n_expert} experts"
+        return f"it has {n_groups} expert groups, but only {n_expert} experts"
     if n_groups > 1:
         n_groups_used = hparams.count("expert_group_used_count", 0)
         if n_expert % n_groups:
             return f"its {n_expert} experts do not divide into {n_groups} groups"
         if not 0 < n_groups_used < n_groups:
-            return f"it uses {n_groups_used} of {n_groups} expert groups"
+            return (
+                f"it uses {n_groups_used} of {n_groups} expert groups, but must use at least one "
+                "and not all"
+            )
     return None
 
 

@@ -27,7 +27,7 @@ __all__ = [
 GRAPHS = ("glm4moe", "hy_v3")
 """Architectures with an MTP graph over a plain attention cache."""
 
-_WINDOW = "its attention slides over a window, and such a cache cannot always drop rejected rows"
+_WINDOW = "its sliding-window cache cannot always drop rejected draft tokens"
 OTHERS: Mapping[str, str] = {
     "mimo2": _WINDOW,
     "step35": _WINDOW,
@@ -39,7 +39,7 @@ in `layers`."""
 
 def why_not_known(hparams: Hparams) -> str:
     """Why an architecture without checks here does not draft."""
-    unknown = "llama.cpp has no MTP graph that this release knows for it"
+    unknown = "this release supports no MTP graph of llama.cpp for this architecture"
     return why_no_draft(hparams.kv, hparams.arch) or OTHERS.get(hparams.arch, unknown)
 
 
@@ -53,7 +53,7 @@ def why_not_heads(hparams: Hparams) -> str | None:
     key, value = (hparams.count(f"attention.{part}_length", 0) for part in ("key", "value"))
     if key == value:
         return None
-    return f"its heads have {key} key and {value} value dimensions, but must have as many"
+    return f"its heads have {key} key and {value} value dimensions, but the two must be equal"
 
 
 def why_no_experts(hparams: Hparams) -> str | None:
@@ -66,14 +66,14 @@ def why_not_draft(header: Header, hparams: Hparams) -> str | None:
     """What keeps the file's MTP block from drafting, or None. Shapes are the loader's to check."""
     n_mtp = hparams.count("nextn_predict_layers")
     if n_mtp != 1:
-        return f"the file has {n_mtp} MTP blocks, but drafting takes exactly one"
+        return f"the file has {n_mtp} MTP blocks, but drafting needs exactly one"
     n_layer = hparams.count("block_count") - 1
     names = {tensor.name for tensor in header.tensors}
     for part in ("eh_proj", "enorm", "hnorm"):
         if f"blk.{n_layer}.nextn.{part}.weight" not in names:
             return (
-                f"the header announces an MTP block, but blk.{n_layer}.nextn.{part}.weight "
-                "is not there"
+                f"the header declares an MTP block, but blk.{n_layer}.nextn.{part}.weight "
+                "is missing"
             )
     if f"blk.{n_layer}.ffn_gate_inp.weight" not in names and hparams.arch.endswith("moe"):
         return f"the MTP block blk.{n_layer} must have experts, but is a dense layer"

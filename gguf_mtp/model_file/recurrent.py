@@ -30,8 +30,8 @@ def _why_not_state(hparams: Hparams) -> str | None:
     splits = n_group and n_head and not (n_head % n_group or inner % n_head or inner % n_group)
     if not splits or (is_delta_net and inner != n_head * size):
         return (
-            f"its recurrent layers have {inner} values in {n_head} heads of a state of {size}, and "
-            f"{n_group} groups"
+            f"its recurrent layers cannot split {inner} values into {n_head} heads of state size "
+            f"{size} and {n_group} groups"
         )
     return None
 

@@ -62,7 +62,7 @@ def find(model: ModelFacts) -> tuple[ModelFacts | None, list[str]]:
             side = read(path)
             check(model, side)
         except GgufMtpError as error:
-            refusals.append(f"{path.name} beside the model is not used: {error}")
+            refusals.append(f"{path.name} next to the model is not used: {error}")
         else:
             return side, []
     return None, refusals
@@ -83,13 +83,13 @@ def check(model: ModelFacts, side: ModelFacts) -> list[str]:
 
 def _why_not_shapes(model: ModelFacts, side: ModelFacts) -> str | None:
     if side.architecture != model.architecture:
-        return f"its architecture is {side.architecture}, the model's {model.architecture}"
+        return f"its architecture is {side.architecture}, but the model's is {model.architecture}"
     if side.n_layer != model.n_layer:
         return f"its block follows {side.n_layer} layers, but the model has {model.n_layer}"
     ours, theirs = _hparams(model), _hparams(side)
     for key in (*_DEFINING, *sorted(ours.keys() & theirs.keys())):
         if not _equal(ours.get(key), theirs.get(key)):
-            return f"its {key} is {theirs.get(key)}, the model's {ours.get(key)}"
+            return f"its {key} is {theirs.get(key)}, but the model's is {ours.get(key)}"
     return None
 
 
@@ -108,10 +108,10 @@ def _equal(a: Any, b: Any) -> bool:
 def _why_not_tokens(model: ModelFacts, side: ModelFacts) -> str | None:
     """Texts only: which tokens end an answer is the target's business, and files differ in it."""
     if side.n_vocab != model.n_vocab:
-        return f"its vocabulary has {side.n_vocab} tokens, the model's {model.n_vocab}"
+        return f"its vocabulary has {side.n_vocab} tokens, but the model's has {model.n_vocab}"
     key = "tokenizer.ggml.tokens"
     ours, theirs = (raw_metadata(facts.path).get(key) for facts in (model, side))
-    return None if ours == theirs else "their vocabularies differ in the texts of tokens"
+    return None if ours == theirs else "their vocabularies differ in their token texts"
 
 
 def _why_not_weights(model: ModelFacts, side: ModelFacts) -> str | None:
@@ -131,8 +131,8 @@ def _why_not_weights(model: ModelFacts, side: ModelFacts) -> str | None:
             alike = similarity(_rows(ours[name]), _rows(theirs[name]))
             if alike < SIMILAR:
                 return (
-                    f"rows of {name} are {alike:.2f} alike (cosine), but those of one model would "
-                    f"be above {SIMILAR}"
+                    f"the rows of {name} have a cosine similarity of {alike:.2f}, but rows of the "
+                    f"same model would have more than {SIMILAR}"
                 )
     return None
 
@@ -170,6 +170,7 @@ def similarity(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
 def _remarks(model: ModelFacts, side: ModelFacts) -> list[str]:
     ours, theirs = _hparams(model), _hparams(side)
     return [
-        f"{side.path} has {key} {theirs[key]}, {model.path} has none: its block goes by the model"
+        f"{side.path} has {key} {theirs[key]}, but {model.path} has none: the block follows the "
+        "model"
         for key in sorted(theirs.keys() - ours.keys())
     ]

@@ -25,23 +25,23 @@ def why_not_one(model: ModelFacts, draft: ModelFacts) -> str | None:
     Raises `LoadFailed` when a header cannot be read.
     """
     if draft.n_vocab != model.n_vocab:
-        return f"its vocabulary has {draft.n_vocab} tokens, the model's {model.n_vocab}"
+        return f"its vocabulary has {draft.n_vocab} tokens, but the model's has {model.n_vocab}"
     ours, theirs = (facts.kv.get(_KIND) for facts in (model, draft))
     if ours != theirs:
-        return f"its tokenizer is {theirs!r}, the model's {ours!r}"
+        return f"its tokenizer is {theirs!r}, but the model's is {ours!r}"
     for name in _SPECIAL:
         key = f"tokenizer.ggml.{name}_token_id"
         ours, theirs = (facts.kv.get(key) for facts in (model, draft))
         if ours != theirs:
-            return f"its {name} token is {theirs}, the model's {ours}"
+            return f"its {name} token is {theirs}, but the model's is {ours}"
     raw = [raw_metadata(facts.path).get(_TEXTS, b"") for facts in (model, draft)]
     if raw[0] == raw[1]:
         return None
     for i, (our, their) in enumerate(zip(_texts(raw[0]), _texts(raw[1]), strict=False)):
         if our != their:
             ours, theirs = (text.decode(errors="replace") for text in (our, their))
-            return f"its token {i} is {theirs!r}, the model's {ours!r}"
-    return "their vocabularies are of different lengths"
+            return f"its token {i} is {theirs!r}, but the model's is {ours!r}"
+    return "their vocabularies have different lengths"
 
 
 def _texts(raw: bytes) -> Iterator[bytes]:

@@ -33,8 +33,8 @@ def refusal(plan: OffloadPlan) -> str | None:
         return None
     device, n = over[0]
     return (
-        f"this placement puts {gib(n)} on {device.name}, which has {gib(device.budget)} to give "
-        f"({gib(device.free)} free, {gib(device.margin)} kept back)"
+        f"this placement puts {gib(n)} on {device.name}, which has {gib(device.budget)} available "
+        f"({gib(device.free)} free, minus a margin of {gib(device.margin)})"
     )
 
 
@@ -64,17 +64,17 @@ def memory_advice(plan: OffloadPlan) -> str:
     """The CPU's part against the machine's memory, with the way to load that suits it."""
     n, available = plan.used(CPU), plan.host.available
     if available is None:
-        return f"{gib(n)} with the CPU"
+        return f"{gib(n)} in CPU memory"
     if thrashes(plan):
         return (
-            f"{gib(n)} would lie with the CPU, but {gib(available)} of memory are available: every "
-            "token would wait for the disk; take a smaller type or more device memory, or say "
+            f"{gib(n)} would be in CPU memory, but only {gib(available)} is available: every token "
+            "would wait for the disk; use a smaller type or more device memory, or pass "
             "--allow-thrash"
         )
     way = "mapped from the file; --no-mmap reads it once and lets the CPU's kernels repack it"
     if n > 0.8 * available:
         way = "keep it mapped: --no-mmap would leave little memory for anything else"
-    return f"{gib(n)} with the CPU, of {gib(available)} available: {way}"
+    return f"{gib(n)} in CPU memory, of {gib(available)} available: {way}"
 
 
 def more_memory(plan: OffloadPlan, subject: Subject, machine: Machine) -> str:
@@ -97,14 +97,14 @@ def more_memory(plan: OffloadPlan, subject: Subject, machine: Machine) -> str:
             return f"no device: {_with_a_card(plan, subject, machine)}"
         gained = _doubled(plan, subject, machine)
         return f"{gib(size)} more device memory would hold {what}; {gained}"
-    return "everything lies on devices: more memory would only lengthen the context"
+    return "everything is on devices: more memory would only allow a longer context"
 
 
 def _doubled(plan: OffloadPlan, subject: Subject, machine: Machine) -> str:
     bigger = tuple(replace(d, free=2 * d.free) for d in machine.devices)
     then = predict(fit(subject, replace(machine, devices=bigger)), subject).best
     return (
-        f"twice the device memory: {then:.1f} tokens/s predicted instead of "
+        f"with twice the device memory, a predicted {then:.1f} tokens/s instead of "
         f"{predict(plan, subject).best:.1f}"
     )
 
@@ -113,7 +113,7 @@ def _with_a_card(plan: OffloadPlan, subject: Subject, machine: Machine) -> str:
     card = Device("GPU0", 24 * GIB)
     then = predict(fit(subject, replace(machine, devices=(card,))), subject).best
     return (
-        f"a 24 GiB card would make it {then:.1f} tokens/s predicted instead of "
+        f"with a 24 GiB GPU, a predicted {then:.1f} tokens/s instead of "
         f"{predict(plan, subject).best:.1f}"
     )
 

@@ -108,11 +108,13 @@ def _kv(facts: ModelFacts, contexts: Contexts) -> int:
     for name, width in ((contexts.cache_k, widths[0] + int(index)), (contexts.cache_v, widths[1])):
         kind = CACHE_TYPES.get(name)
         if kind is None:
-            raise RequestError(f"cache type {name!r} is none of {', '.join(sorted(CACHE_TYPES))}")
+            raise RequestError(
+                f"cache type {name!r} is not one of {', '.join(sorted(CACHE_TYPES))}"
+            )
         if width % kind.block:
             raise RequestError(
-                f"cache type {name} stores {kind.block} values together, but this model's cache "
-                f"rows have {width}"
+                f"cache type {name} stores values in blocks of {kind.block}, but this model's "
+                f"cache rows have {width} values"
             )
         total += width // kind.block * kind.n_bytes * n_cells
     return total

@@ -60,7 +60,7 @@ def parse_size(text: str) -> int:
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     if not found:
-        raise RequestError(f"{text!r} is no size; write 24G, 512M or a number of bytes")
+        raise RequestError(f"{text!r} is not a size; write 24G, 512M or a number of bytes")
     return int(float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " "))
 
 
@@ -92,7 +92,7 @@ def _with_bandwidth(text: str, assumed: float) -> tuple[int, float]:
     except ValueError:
         per_second = 0.0
     if not 0 < per_second < float("inf"):
-        raise RequestError(f"{bandwidth!r} is no bandwidth; write 24G@1000 for 1,000 GB/s")
+        raise RequestError(f"{bandwidth!r} is not a bandwidth; write 24G@1000 for 1,000 GB/s")
     return parse_size(size), per_second
 
 

@@ -87,23 +87,22 @@ def _check(machine: Machine, hand: ByHand) -> None:
     known = (CPU, *[d.name for d in machine.devices])
     there = names(machine.devices) or "none"
     if not machine.devices and (hand.n_gpu_layers or 0) > 0:
-        raise RequestError(
-            f"{hand.n_gpu_layers} layers shall lie on a device, but llama.cpp sees none here"
-        )
+        raise RequestError(f"-ngl is {hand.n_gpu_layers}, but llama.cpp finds no device here")
     if hand.split and len(hand.split) != len(machine.devices):
         raise RequestError(
-            f"--tensor-split names {len(hand.split)} shares, but the devices are {there}"
+            f"--tensor-split has {len(hand.split)} shares, but the devices are {there}"
         )
     if hand.split and (min(hand.split) < 0 or not sum(hand.split)):
-        raise RequestError("--tensor-split takes shares of 0 or more, and one above 0")
+        raise RequestError("--tensor-split shares must be 0 or more, and at least one above 0")
     for pattern, device in hand.overrides:
         if device not in known:
             raise RequestError(
-                f"--override-tensor {pattern}={device} names no device; there is {', '.join(known)}"
+                f"--override-tensor {pattern}={device} does not name a device; available: "
+                f"{', '.join(known)}"
             )
         try:
             re.compile(pattern)
         except re.error as error:
             raise RequestError(
-                f"--override-tensor {pattern!r} is no regular expression: {error}"
+                f"--override-tensor {pattern!r} is not a regular expression: {error}"
             ) from None

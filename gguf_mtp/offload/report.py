@@ -98,14 +98,14 @@ def _where(tensors: list[Placed]) -> str:
 
 
 def line(plan: OffloadPlan) -> str:
-    """One line: "GPU0 22.4 GiB (62 layers, output, experts of 1), CPU 367 GiB (experts of 58)"."""
+    """One line: "GPU0 22 GiB (62 layers, output), CPU 367 GiB (experts of 58 layers)"."""
     parts = []
     for name in _places(plan):
         n_layers = plan.layers.count(name)
         routed = {layer_of(t.name) for t in plan.tensors if t.device == name and is_routed(t.name)}
         held = [f"{n_layers} layers"] if n_layers else []
         held += ["output"] if plan.head == name else []
-        held += [f"experts of {len(routed)}"] if routed else []
+        held += [f"experts of {len(routed)} layers"] if routed else []
         if held or name == CPU:
             parts.append(
                 f"{name} {gib(plan.used(name))}" + (f" ({', '.join(held)})" if held else "")

@@ -149,7 +149,8 @@ def _add_facts(app: FastAPI, worker: Worker, served: Served) -> None:
     @app.get("/v1/models/{name:path}")
     async def one_model(name: str) -> Response:
         if name != served.name:
-            return respond(Problem(404, f"the model {name!r} is not here", code="model_not_found"))
+            message = f"this server has no model {name!r}"
+            return respond(Problem(404, message, code="model_not_found"))
         return JSONResponse(model)
 
     @app.post("/tokenize")

@@ -61,7 +61,9 @@ def form_of(request: Generation, grammars: Grammars) -> Form | None:
     """Raises `RequestError` for a field that makes no sense, and for two that each ask for one."""
     forms = list(_forms(request, grammars))
     if len(forms) > 1:
-        raise RequestError(f"{forms[0].field} and {forms[1].field} cannot both hold; give one")
+        raise RequestError(
+            f"{forms[0].field} and {forms[1].field} cannot be combined; give only one"
+        )
     return forms[0] if forms else None
 
 
@@ -147,7 +149,7 @@ def _json(field: str, schema: Any) -> Form:
         try:
             schema = json.loads(schema)
         except (ValueError, RecursionError):
-            raise RequestError(f"{field} is a text that is no JSON") from None
+            raise RequestError(f"{field} is a string that is not valid JSON") from None
     return Form(field, "json", schema)
 
 

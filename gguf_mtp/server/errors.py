@@ -55,7 +55,7 @@ def problem_of(error: Exception) -> Problem:
         # OpenAI's own words: clients know an over-long prompt by them.
         message = (
             f"This model's maximum context length is {error.n_ctx} tokens, but the prompt has "
-            f"{error.n_prompt}; shorten it, or give the server more context (--ctx)"
+            f"{error.n_prompt}; shorten it, or start the server with a larger --ctx"
         )
         return Problem(400, message, code="context_length_exceeded")
     if isinstance(error, RequestError):
@@ -70,7 +70,7 @@ def problem_of(error: Exception) -> Problem:
     if isinstance(error, HTTPException):
         return Problem(error.status_code, str(error.detail), headers=error.headers or {})
     log.error("a request failed: %s", error, exc_info=error)
-    return Problem(500, "the request failed inside the server; its log says why")
+    return Problem(500, "the request failed inside the server; see the server log")
 
 
 def respond(problem: Problem) -> JSONResponse:

@@ -57,7 +57,7 @@ def origin_of(page: str) -> str:
     except ValueError:
         is_origin = False
     if not is_origin or parts.query or parts.fragment or "@" in parts.netloc:
-        raise RequestError(f"{page!r} is no origin of web pages, as http://localhost:3000 is")
+        raise RequestError(f"{page!r} is not a web origin, such as http://localhost:3000")
     return f"{parts.scheme}://{parts.netloc.lower()}"
 
 
@@ -86,12 +86,14 @@ class Guard:
             and not {origin, "*"} & set(access.origins)
             and not _is_own(origin, headers.get("host", ""))
         ):
-            return Problem(403, "web pages of this origin may not use the server (--cors-origin)")
+            return Problem(
+                403, "web pages from this origin are not allowed; --cors-origin allows an origin"
+            )
         is_open = path == "/health" or is_page(path)
         if access.api_key is not None and not is_open and not self._knows_key(headers):
             return Problem(
                 401,
-                "a valid API key is needed, as in the header 'Authorization: Bearer KEY'",
+                "a valid API key is needed; send it as the header 'Authorization: Bearer KEY'",
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
@@ -138,7 +140,7 @@ def _limited(receive: Receive, access: Access) -> Receive:
             # After the body only the client's leaving is waited for, as long as it takes.
             message = await asyncio.wait_for(receive(), None if is_whole else begin + allowed - now)
         except asyncio.TimeoutError:  # in Python 3.10 it is no TimeoutError
-            said = f"the rest of the request did not come within {allowed:g} s"
+            said = f"the rest of the request did not arrive within {allowed:g} s"
             raise HTTPException(408, said, {"Connection": "close"}) from None
         if message["type"] == "http.request":
             n_bytes += len(message.get("body", b""))

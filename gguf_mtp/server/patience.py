@@ -61,7 +61,7 @@ class PatientProtocol(H11Protocol):
         self.transport.close()
 
     def _say_why(self) -> None:
-        said = f"the request's header did not come within {self.LIMIT_S:g} s"
+        said = f"the request header did not arrive within {self.LIMIT_S:g} s"
         answer = respond(Problem(408, said, headers={"Connection": "close"}))
         for event in (
             h11.Response(status_code=408, headers=answer.raw_headers, reason=b"Request Timeout"),

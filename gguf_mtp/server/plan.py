@@ -182,7 +182,7 @@ def _bound(served: Served, form: Form | None, calls: Calls | None) -> _Bound | N
     if calls is None:
         return _Bound(form_grammar(grammars, form)) if form else None
     if form is not None and form.kind != "json":
-        raise RequestError(f"{form.field} and tools cannot both hold; set tool_choice to 'none'")
+        raise RequestError(f"{form.field} and tools cannot be combined; set tool_choice to 'none'")
     if calls.has_begun:
         return _Bound(call_grammar(grammars, calls))
     if form is not None:
@@ -199,7 +199,9 @@ def _constraint(
     bound = asked.bound
     for name in ("ignore_eos", "min_tokens"):
         if bound and getattr(request, name):
-            raise RequestError(f"{name} cannot hold where a grammar says when the answer ends")
+            raise RequestError(
+                f"{name} cannot be used with a grammar: the grammar decides when the answer ends"
+            )
     if bound:
         grammar, openings = bound
         return lambda: follow(grammar, served.vocab, asked.reasons_after, openings)
@@ -242,11 +244,11 @@ def _choice(request: ChatRequest) -> tuple[bool, str | None]:
         return False, None
     names = [tool.function.name for tool in request.tools or []]
     if not names:
-        raise RequestError("tool_choice asks for a call, but there are no tools")
+        raise RequestError("tool_choice requires a tool call, but the request has no tools")
     if not isinstance(choice, ToolChoice):
         return True, None
     if choice.function.name not in names:
-        raise RequestError(f"tool_choice names {choice.function.name!r}, which is not among tools")
+        raise RequestError(f"tool_choice names {choice.function.name!r}, which is not in tools")
     return True, choice.function.name
 
 
@@ -259,7 +261,7 @@ def _message(index: int, message: Message) -> dict[str, Any]:
             if part.type != "text" or part.text is None:
                 raise RequestError(
                     f"messages[{index}] has a content part of type {part.type!r}; "
-                    "only parts of type 'text' with a text can be read"
+                    "only parts of type 'text' with a text are supported"
                 )
         content = "\n".join(part.text or "" for part in content)
     if content is None and not message.tool_calls:

@@ -78,7 +78,7 @@ def _biases(request: Generation, vocab: Vocabulary) -> Iterator[tuple[int, float
         elif isinstance(token, int) and not isinstance(token, bool):
             yield token, value
         else:
-            raise RequestError(f"logit_bias has {token!r} in the place of a token")
+            raise RequestError(f"logit_bias has {token!r} where a token is expected")
 
 
 def _bias(token: object, bias: object) -> float:
@@ -87,7 +87,7 @@ def _bias(token: object, bias: object) -> float:
         return -math.inf
     if isinstance(bias, str | bool) or not isinstance(bias, int | float):
         raise RequestError(
-            f"logit_bias gives token {token!r} the bias {bias!r}, which is no number"
+            f"logit_bias gives token {token!r} the bias {bias!r}, which is not a number"
         )
     try:
         value = float(bias)

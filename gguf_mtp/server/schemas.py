@@ -155,12 +155,12 @@ class Generation(Body):
         """Raises `RequestError` that names the field."""
         if self.logit_bias and len(self.logit_bias) > MAX_BIASES:
             n = len(self.logit_bias)
-            raise RequestError(f"logit_bias has {n} entries, {MAX_BIASES} is the most")
+            raise RequestError(f"logit_bias has {n} entries, but at most {MAX_BIASES} are allowed")
         given = self.model_extra or {}
         for name, neutral in _NEUTRAL.items():
             value = given.get(name)
             if value is not None and not any(_equal(value, one) for one in neutral):
-                raise RequestError(f"{name} is not supported yet; leave it out")
+                raise RequestError(f"{name} is not supported yet; omit it")
 
 
 def _equal(value: Any, neutral: Any) -> bool:

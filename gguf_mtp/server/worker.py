@@ -115,7 +115,8 @@ class Worker:
         """
         if len(jobs) > self._n_room:
             raise RequestError(
-                f"the request asks for {len(jobs)} answers, but {self._n_room} is the most here"
+                f"the request asks for {len(jobs)} answers, but this server takes at most "
+                f"{self._n_room}"
             )
         tickets = [Ticket(job) for job in jobs]
         with self._changed:
@@ -123,8 +124,8 @@ class Worker:
                 raise Unavailable(self._stop_reason or "the engine has stopped")
             if self._n_unfinished + len(jobs) > self._n_room:
                 raise Unavailable(
-                    f"the server is busy: {self._n_unfinished} answers are running or waiting, "
-                    f"{self._n_room} is the most"
+                    f"the server is busy: {self._n_unfinished} of at most {self._n_room} answers "
+                    "are running or waiting"
                 )
             self._n_unfinished += len(jobs)
             self._inbox += _leaders(tickets)
@@ -153,7 +154,7 @@ class Worker:
             while (reason := self._take_in()) is None:
                 self._step()
         except BaseException:
-            log.exception("the engine's thread ends")
+            log.exception("the engine's thread failed")
         with self._changed:
             self._stop_reason = self._stop_reason or reason or "the engine has failed"
             leaders = [*self._running.values(), *self._inbox]
@@ -201,7 +202,7 @@ class Worker:
         except Exception:
             # Not foreseen, so nobody knows in whose request it was; the engine stays usable, as a
             # slot is cut back to what is certain when the next request takes it.
-            log.exception("a round failed: the requests in it are given up")
+            log.exception("a decoding round failed; its requests are aborted")
             for ticket in list(self._running.values())[: self._n_slots]:
                 self._give_up(ticket, GgufMtpError("the request failed inside the server"))
             return
@@ -253,7 +254,7 @@ class Worker:
         try:
             ticket.job.receiver.fail(error)
         except Exception:
-            log.exception("a failure could not be delivered")
+            log.exception("an error could not be delivered")
         self._lead(ticket)
 
     def _end(self, ticket: Ticket) -> None:

@@ -62,7 +62,7 @@ class JsonLines:
             self._changed.notify()
         self._thread.join(CLOSE_S)
         if self._thread.is_alive():
-            log.warning("%s takes nothing: its last lines are lost", self.name)
+            log.warning("writing to %s timed out: its last lines are lost", self.name)
         else:
             os.close(self._fd)
 

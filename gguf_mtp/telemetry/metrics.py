@@ -166,19 +166,19 @@ class Metrics:
     def _counters(self, now: Now) -> Iterator[Metric]:
         by_source = ["source"]
         yield _counter("spec_decode_num_drafts", "Drafts made.", self._drafts, by_source)
-        yield _counter("spec_decode_num_draft_tokens", "Drafted.", self._drafted, by_source)
+        yield _counter("spec_decode_num_draft_tokens", "Draft tokens.", self._drafted, by_source)
         yield _counter(
-            "spec_decode_num_accepted_tokens", "Drafted and accepted.", self._accepted, by_source
+            "spec_decode_num_accepted_tokens", "Draft tokens accepted.", self._accepted, by_source
         )
         yield _counter(
             "spec_decode_num_accepted_tokens_per_pos",
-            "Accepted, by position in the draft.",
+            "Accepted draft tokens, by position in the draft.",
             {k: self._accepted_at[k] for k in self._judged_at},
             ["position"],
         )
         yield _counter(
             "spec_decode_num_judged_tokens_per_pos",
-            "Looked at by the target, by position in the draft.",
+            "Draft tokens that the target judged, by position in the draft.",
             self._judged_at,
             ["position"],
         )
@@ -186,30 +186,30 @@ class Metrics:
             yield _counter(name, what, {"": self._n[name]}, [])
         yield _counter(
             "fallbacks",
-            "Times the engine had to do with less than it wanted.",
+            "Times a drafter was disabled or idle prefixes were dropped.",
             {kind: self._fallbacks[kind] for kind in _KINDS},
             ["reason"],
         )
         lost = {"": now.n_lost_lines}
-        yield _counter("lost_lines", "Lines of logs and traces that were not written.", lost, [])
+        yield _counter("lost_lines", "Log and trace lines that were not written.", lost, [])
         yield _counter("answers", "Answers that ended.", self._finishes, ["finish"])
         yield _counter("http_responses", "HTTP responses.", self._responses, ["status"])
 
     def _gauges(self, now: Now) -> Iterator[Metric]:
-        yield _gauge("num_requests_running", "Answers in the making.", now.n_running)
-        yield _gauge("num_requests_waiting", "Answers that wait for a slot.", now.n_waiting)
-        yield _gauge("kv_cells_used", "Positions in the KV cache, idle too.", self._n_cells)
-        yield _gauge("kv_cells", "Positions that the KV cache has.", now.n_cells)
+        yield _gauge("num_requests_running", "Requests that are being answered.", now.n_running)
+        yield _gauge("num_requests_waiting", "Requests that wait for a slot.", now.n_waiting)
+        yield _gauge("kv_cells_used", "KV cache cells in use, idle ones too.", self._n_cells)
+        yield _gauge("kv_cells", "KV cache cells in total.", now.n_cells)
         report = self._report
         if report is None or report.plain_tokens_per_s is None:
             return
         yield _gauge(
             "estimated_plain_tokens_per_second",
-            "What one sequence would reach without drafts.",
+            "Expected speed of one sequence without drafting.",
             report.plain_tokens_per_s,
         )
-        yield _gauge("estimated_speed_up", "Expected gain over that.", report.speed_up)
-        yield _gauge("estimated_depth", "Draft tokens for one sequence now.", report.depth)
+        yield _gauge("estimated_speed_up", "Expected gain by drafting.", report.speed_up)
+        yield _gauge("estimated_depth", "Current draft depth for one sequence.", report.depth)
 
     def _histograms(self) -> Iterator[Metric]:
         for part, what in _PARTS.items():
@@ -219,10 +219,10 @@ class Metrics:
                 family.add_metric([phase], histogram.buckets(), histogram.total)
             yield family
         for name, what, histogram in (
-            ("draft_depth", "Tokens a sequence might draft in a round.", self._depths),
-            ("time_to_first_token_seconds", "From a request's arrival.", self._first_s),
-            ("time_per_output_token_seconds", "After the first.", self._per_token_s),
-            ("answer_seconds", "From a request's arrival to an answer's end.", self._seconds),
+            ("draft_depth", "Draft tokens allowed per round.", self._depths),
+            ("time_to_first_token_seconds", "From request to first token.", self._first_s),
+            ("time_per_output_token_seconds", "After the first token.", self._per_token_s),
+            ("answer_seconds", "From request to end of answer.", self._seconds),
         ):
             family = HistogramMetricFamily(f"{_PREFIX}{name}", what)
             family.add_metric([], histogram.buckets(), histogram.total)
@@ -240,17 +240,17 @@ class _Families:
 
 
 _PLAIN = {
-    "rounds": "Decodes of the target.",
-    "prefill_tokens": "Prompt tokens that were read.",
-    "cached_tokens": "Prompt tokens that were in the cache.",
-    "decode_tokens": "Tokens of answers.",
-    "rewinds": "Drafts of which the target refused some.",
-    "rewound_tokens": "Draft tokens that it refused.",
+    "rounds": "Target decodes.",
+    "prefill_tokens": "Prompt tokens that were decoded.",
+    "cached_tokens": "Prompt tokens found in the KV cache.",
+    "decode_tokens": "Generated tokens.",
+    "rewinds": "Drafts with rejected tokens.",
+    "rewound_tokens": "Draft tokens that were not accepted.",
 }
 _PARTS = {
-    "target": "The target's decode in a round.",
-    "draft": "Drafting in a round.",
-    "other": "The rest of a round.",
+    "target": "Time of the target decode in a round.",
+    "draft": "Time of drafting in a round.",
+    "other": "Time of everything else in a round.",
 }
 _KINDS: tuple[Fallback, ...] = ("drafter_failed", "never_accepted", "cache_full")
 

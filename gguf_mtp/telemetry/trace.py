@@ -107,7 +107,7 @@ def _read(path: Path, file: TextIO) -> Recording:
             reading.n_torn += 1
     else:
         return reading.recording()
-    raise GgufMtpError(f"{path} line {torn_at} is no round of a trace")
+    raise GgufMtpError(f"{path} line {torn_at} is not a round of a trace")
 
 
 class _Reading:
@@ -151,7 +151,7 @@ def _header(path: Path, line: str) -> Mapping[str, Any]:
         about = json.loads(line)
         about["gguf_mtp_trace"]
     except (ValueError, TypeError, KeyError, IndexError):
-        raise GgufMtpError(f"{path} is no trace of gguf-mtp (serve --trace writes one)") from None
+        raise GgufMtpError(f"{path} is not a gguf-mtp trace (serve --trace writes one)") from None
     assert isinstance(about, dict)
     _check_version(path, about)
     return about
@@ -160,7 +160,7 @@ def _header(path: Path, line: str) -> Mapping[str, Any]:
 def _check_version(path: Path, about: Mapping[str, Any]) -> None:
     version = about["gguf_mtp_trace"]
     if version != VERSION:
-        raise GgufMtpError(f"{path} is a trace of version {version}, but only {VERSION} is known")
+        raise GgufMtpError(f"{path} has trace version {version}, but only {VERSION} is supported")
 
 
 def _seconds(started: str) -> float:

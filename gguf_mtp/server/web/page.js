@@ -121,7 +121,7 @@ async function answer() {
       if (choice) following(() => add(message, shown, choice));
       if (choice) meter.add(choice);
       if (event.timings) meter.end(event.timings);
-      if (choice?.finish_reason === "length") message.note = "cut off at the most tokens";
+      if (choice?.finish_reason === "length") message.note = "stopped at the token limit";
     }
   } catch (error) {
     message.note = noteOf(error);
@@ -211,7 +211,7 @@ async function showModel() {
     document.title = data[0].id;
     showSpeedUp(key);
   } catch (error) {
-    $("model").textContent = error.status === 401 ? "a key is needed" : error.message;
+    $("model").textContent = error.status === 401 ? "an API key is needed" : error.message;
     if (error.status === 401) askForKey();
   }
 }

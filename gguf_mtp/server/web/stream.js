@@ -38,7 +38,7 @@ export async function* chat(body, key, signal) {
     if (event.error) throw new Refusal(event.error.message, response.status);
     yield event;
   }
-  throw new Refusal("the connection ended before the answer did", 0);
+  throw new Refusal("the connection closed before the answer was complete", 0);
 }
 
 async function* events(body) {
