@@ -27,9 +27,9 @@ from unittest.mock import patch
 
 import numpy as np
 
-from .. import sequence
 from ..demo import demo_model
-from ..loader import LoadOptions, load
+from ..engine import request
+from ..loading.loader import LoadOptions, load
 from ..params import Constraint, SamplingParams
 from ..sampling.chain import Chain
 from ..sampling.filters import CERTAIN, probability
@@ -169,7 +169,7 @@ def measured(session: Session, way: Way, params: Sequence[SamplingParams]) -> Re
     text = (Path(__file__).parent / "prompts" / "held_out.json").read_text(encoding="utf-8")
     rows = Rows(way.verify)
     per_round, sums = [], Stats()
-    with patch.object(sequence, "verify", rows), patch.object(sequence, "Chain", chains(way)):
+    with patch.object(request, "verify", rows), patch.object(request, "Chain", chains(way)):
         for prompt in json.loads(text):
             asked = session.chat_tokens([{"role": "user", "content": prompt}])
             total = Stats()

@@ -35,7 +35,7 @@ from ..converters.convert import ConvertOptions, plan
 from ..converters.gguf_file import row_bytes
 from ..converters.quantize import CHUNK, Ggml
 from ..converters.recipes import RECIPES
-from ..converters.rows import e4m3_table
+from ..converters.row_reader import e4m3_table
 from ..types import Floats
 from .synthetic import V3, Entry, layout, write
 

@@ -20,9 +20,9 @@ import numpy as np
 
 from ..converters.convert import ConvertOptions, convert
 from ..demo import CHECKPOINT
+from ..gguf.model_facts import read
 from ..llama import Context, ContextOptions, Model, ModelOptions
-from ..loader import LoadOptions, load
-from ..model_file.metadata import read
+from ..loading.loader import LoadOptions, load
 from ..params import SamplingParams
 from ..types import ModelFacts, Rows
 from .synthetic import V3, Entry, layout, write

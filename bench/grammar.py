@@ -26,7 +26,7 @@ import llama_cpp as L
 import numpy as np
 from llama_cpp.llama_grammar import json_schema_to_gbnf
 
-from ..grammar.gbnf_lark import to_lark
+from ..grammar.gbnf.lark import to_lark
 from ..grammar.json_schema import ANY_OBJECT, compile_schema
 from ..grammar.matching import Grammar, Grammars
 from ..llama import Vocab

@@ -18,9 +18,9 @@ import numpy as np
 from ..demo import demo_model
 from ..depth import FixedDepth
 from ..drafters.mtp import MtpDrafter
-from ..engine import Engine
-from ..limits import EngineLimits
-from ..loader import LoadOptions, load
+from ..engine.config import EngineLimits
+from ..engine.engine import Engine
+from ..loading.loader import LoadOptions, load
 from ..params import SamplingParams
 from ..types import Decoder, Output, Rows, Step
 from .workloads import workload

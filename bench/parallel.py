@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from ..loader import LoadOptions, load
+from ..loading.loader import LoadOptions, load
 from ..params import SamplingParams
 from ..session import Session
 from .run import AUTO, PLAIN, Way

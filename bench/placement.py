@@ -16,21 +16,22 @@ from pathlib import Path
 from typing import Any
 
 import gguf_mtp
-from gguf_mtp import LoadOptions, llama
-from gguf_mtp.bench.table import machine
-from gguf_mtp.bench.widen import KINDS, widened_model
-from gguf_mtp.demo import demo_model
-from gguf_mtp.model_file import metadata
-from gguf_mtp.offload import CPU
-from gguf_mtp.params import SamplingParams
-from gguf_mtp.wishes import Placement
+
+from .. import LoadOptions, llama
+from ..demo import demo_model
+from ..gguf import model_facts
+from ..offload import CPU
+from ..offload.options import Placement
+from ..params import SamplingParams
+from .table import machine
+from .widen import KINDS, widened_model
 
 PROMPTS = ("The capital of France is", "An otter is", "def add(a, b):")
 GREEDY = SamplingParams(temperature=0)
 
 
 def ways(path: Path, workers: tuple[str, ...]) -> dict[str, Placement]:
-    facts = metadata.read(path)
+    facts = model_facts.read(path)
     half = (facts.n_layer + facts.n_mtp + 1) // 2
     found = {
         "planned": Placement(),

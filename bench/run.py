@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from ..loader import LoadOptions, load
+from ..loading.loader import LoadOptions, load
+from ..offload.options import Placement
 from ..params import SamplingParams
 from ..session import Session
 from ..stats import Stats
-from ..wishes import Placement
 from .workloads import Workload, workload
 
 

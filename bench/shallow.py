@@ -13,9 +13,9 @@ from pathlib import Path
 
 from ..converters.gguf_file import Entry, header, offsets, pad
 from ..errors import ConversionError
-from ..model_file import metadata
-from ..model_file.ggml_types import TENSOR_TYPES
-from ..model_file.header import raw_metadata
+from ..gguf import model_facts
+from ..gguf.ggml_types import TENSOR_TYPES
+from ..gguf.header import raw_metadata
 from ..types import TensorInfo
 
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)")
@@ -26,9 +26,9 @@ def shallow_copy(source: Path, out: Path, layers: Sequence[int]) -> Path:
     """Writes the layers `layers` of `source` as the model `out`.
 
     Raises `ConversionError` for layers that are not there or not in order, and what
-    `metadata.read` raises.
+    `model_facts.read` raises.
     """
-    facts = metadata.read(source)
+    facts = model_facts.read(source)
     if list(layers) != sorted({i for i in layers if 0 <= i < facts.n_layer}) or not layers:
         raise ConversionError(
             f"cannot copy layers {list(layers)} of {source}, which has {facts.n_layer} layers: "

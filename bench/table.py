@@ -83,7 +83,7 @@ def document(model: str, cells: Sequence[Cell], command: str) -> dict[str, Any]:
 
 def machine() -> str:
     """The processor's name and the cores this process may use."""
-    from ..loader import physical_cores
+    from ..loading.loader import physical_cores
 
     name = platform.processor() or platform.machine()
     try:

@@ -18,9 +18,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import gguf_mtp
-from gguf_mtp import LoadOptions, rpc
-from gguf_mtp.params import SamplingParams
-from gguf_mtp.wishes import Placement
+
+from .. import LoadOptions
+from ..offload.options import Placement
+from ..params import SamplingParams
+from ..placement import rpc_probe
 
 PROMPT = "The capital of France is"
 GREEDY = SamplingParams(temperature=0)
@@ -108,7 +110,7 @@ def main() -> None:
     parser.add_argument("model", nargs="?", type=Path)
     path = parser.parse_args().model
     if path is None:
-        from gguf_mtp.demo import demo_model
+        from ..demo import demo_model
 
         path = demo_model()
     program = "from gguf_mtp.cli.app import main; main()"
@@ -123,7 +125,7 @@ def main() -> None:
         threading.Thread(target=worker.stdout.read, daemon=True).start()
         while True:
             try:
-                rpc.look(endpoint)
+                rpc_probe.look(endpoint)
                 break
             except gguf_mtp.GgufMtpError:
                 pass

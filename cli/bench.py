@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .options import spread
-from .placing import PlacementArgs
+from .placement_options import PlacementArgs
 
 if TYPE_CHECKING:
     from ..bench.run import Cell, Plan, Way
@@ -152,7 +152,7 @@ def _measure_widths(path: Path, widths: Sequence[int], n_rounds: int, n_tokens: 
 
 def _model(model: Path | None, widened: str | None) -> Path:
     if widened is None:
-        from .start import demo_path
+        from .open_session import demo_path
 
         return model or demo_path()
     if model is not None:

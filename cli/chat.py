@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
+from .answer_options import ShapeArgs, Shaped
 from .options import ModelArgs, SamplingArgs, spread
-from .placing import PlacementArgs
-from .shaping import ShapeArgs, Shaped
+from .placement_options import PlacementArgs
 
 if TYPE_CHECKING:
-    from ..decision import Depth
+    from ..depth.protocol import Depth
     from ..params import SamplingParams
     from ..session import Piece
     from ..stats import Stats
@@ -82,7 +82,7 @@ def chat(
     """Chat with a model. Ctrl+C stops an answer, Ctrl+D or /exit ends the chat."""
     screen = _screen()
     if server is not None:
-        from .remote import RemoteSession
+        from .server_client import RemoteSession
 
         if model_args != ModelArgs(model_args.model) or placement_args != PlacementArgs():
             raise typer.BadParameter(
@@ -95,8 +95,8 @@ def chat(
         screen.note(HELP)
         converse(remote, screen, None, sampling_args.n_max)
         return
-    from .distant import run_in_child
-    from .start import describe, open_session, placement
+    from .open_session import describe, open_session, placement
+    from .rpc_child import run_in_child
 
     if workers := placement_args.distant():
         raise typer.Exit(run_in_child(workers))
@@ -171,7 +171,7 @@ def answer(
 ) -> None:
     """One exchange, added to `history`. A refused or failed request leaves `history` as it was."""
     from ..errors import DecodeError, RequestError
-    from . import report
+    from . import stats_lines
 
     history.append({"role": "user", "content": line})
     text, stats = "", None
@@ -194,17 +194,17 @@ def answer(
     if interrupted():
         screen.note("stopped")
     if stats:
-        screen.note(report.answer_line(stats, session.engine.depth))
+        screen.note(stats_lines.answer_line(stats, session.engine.depth))
     history.append({"role": "assistant", "content": text})
 
 
 def show_stats(session: Talker, screen: Screen) -> None:
-    from . import report
+    from . import stats_lines
 
     totals = session.engine.totals
-    for line in report.lines(totals) if totals.rounds else ["nothing has been answered yet"]:
+    for line in stats_lines.lines(totals) if totals.rounds else ["nothing has been answered yet"]:
         screen.note(line)
-    for line in report.decision_lines(session.engine.depth):
+    for line in stats_lines.decision_lines(session.engine.depth):
         screen.note(line)
     if session.engine.stopped_drafting:
         screen.note(f"drafting is off: {session.engine.stopped_drafting}")

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..limits import MAX_THREADS
+from ..engine.config import MAX_THREADS
 from .options import spread
 from .progress import conversion_bar
 
 if TYPE_CHECKING:
     from ..converters.convert import Account, ConvertOptions, Job
     from ..converters.gguf_file import TypedTensor
-    from ..converters.storage import Shards
+    from ..converters.local_shards import Shards
 
 _VERIFY_BELOW = 8_000_000_000  # bytes: loading more than this is a decision of its own
 
@@ -140,7 +140,7 @@ def convert(
 def _options(source: str, form: FormArgs, work: WorkArgs) -> ConvertOptions:
     from ..converters.convert import ConvertOptions
     from ..converters.hub import parse
-    from ..converters.shards import parse_size
+    from ..converters.output_shards import parse_size
 
     repo = parse(source)
     return ConvertOptions(
@@ -162,7 +162,7 @@ def _locate(
 ) -> tuple[Path, Shards | None]:
     """The checkpoint's folder, from the hub with the shards that are needed, or without them."""
     from ..converters.hub import Hub, fetch_checkpoint, parse
-    from ..converters.remote import RemoteShards
+    from ..converters.remote_shards import RemoteShards
     from ..errors import RequestError
     from .pull import say_it_ourselves
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import GgufMtpError
 from ..telemetry.trace import Recording
-from ..telemetry.tracestats import acceptance, bins
+from ..telemetry.trace_stats import acceptance, bins
 
 N_BINS = 200
 

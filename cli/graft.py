@@ -84,7 +84,7 @@ def extract(
 
 def _options(split: str | None, resume: bool, force: bool) -> CopyOptions:
     from ..converters.graft import CopyOptions
-    from ..converters.shards import parse_size
+    from ..converters.output_shards import parse_size
 
     return CopyOptions(parse_size(split) if split else None, resume, force)
 

@@ -29,8 +29,8 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show what a model file contains, and whether its MTP block can draft."""
-    from ..model_file import sidefile
-    from ..model_file.metadata import is_side_file, read_any, summary
+    from ..gguf import side_file
+    from ..gguf.model_facts import is_side_file, read_any, summary
 
     if model is None:
         from ..demo import demo_model
@@ -39,7 +39,7 @@ def inspect(
     facts = read_any(model)
     found = summary(facts)
     if not is_side_file(facts):
-        side = None if facts.can_draft else sidefile.find(facts)[0]
+        side = None if facts.can_draft else side_file.find(facts)[0]
         if side is not None:
             found |= {
                 "can_draft": True,
@@ -55,12 +55,13 @@ def inspect(
 
 def _placement(facts: ModelFacts, side: ModelFacts | None) -> str:
     """Where a run with the defaults would put it on this machine, in a line."""
-    from .. import llama, sizing
+    from .. import llama
     from ..offload import Host, Machine, Subject, fit, report
+    from ..placement import context_size
 
-    n_ctx = min(facts.context_length, sizing.N_CTX)
-    contexts = sizing.contexts(n_ctx, 1, 8, has_block=facts.can_draft or side is not None)
-    contexts = sizing.with_states(contexts, facts, 8)
+    n_ctx = min(facts.context_length, context_size.N_CTX)
+    contexts = context_size.contexts(n_ctx, 1, 8, has_block=facts.can_draft or side is not None)
+    contexts = context_size.with_states(contexts, facts, 8)
     return report.line(fit(Subject(facts, contexts, side), Machine(llama.devices(), Host())))
 
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from .placing import PlacementArgs
+from .placement_options import PlacementArgs
 
 if TYPE_CHECKING:
-    from ..loader import LoadOptions
+    from ..loading.loader import LoadOptions
     from ..params import SamplingParams
 
 
@@ -98,7 +98,7 @@ class ModelArgs:
         """Raises `RequestError` for values out of range."""
         from platformdirs import user_cache_dir
 
-        from ..loader import LoadOptions
+        from ..loading.loader import LoadOptions
 
         return LoadOptions(
             n_ctx=self.ctx,

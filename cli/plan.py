@@ -135,10 +135,10 @@ def _facts(model: Path | None, config: Path | None, type_: str) -> ModelFacts:
     if (model is None) == (config is None):
         raise RequestError("give a model file or --config, exactly one of them")
     if model is not None:
-        from ..model_file.metadata import read
+        from ..gguf.model_facts import read
 
         return read(model)
-    from ..converters.announced import announced
+    from ..converters.from_config import announced
 
     assert config is not None
     return announced(config, type_)
@@ -146,34 +146,34 @@ def _facts(model: Path | None, config: Path | None, type_: str) -> ModelFacts:
 
 def _subjects(facts: ModelFacts, args: RunArgs) -> tuple[Subject, Subject | None]:
     """What is placed: the model, and the draft model where one is named."""
-    from .. import sizing
-    from ..beside import subject_of
     from ..offload import Subject
+    from ..placement import context_size
+    from ..placement.draft_placement import subject_of
 
     wanted = args.draft and args.draft_max > 0
     side, model = (None, None)
     if wanted and args.draft_model:
         side, model = _drafting(facts, args.draft_model)
     drafts = wanted and model is None and (side is not None or facts.can_draft)
-    n_ctx = args.ctx or min(facts.context_length, sizing.N_CTX)
+    n_ctx = args.ctx or min(facts.context_length, context_size.N_CTX)
     n_draft = args.draft_max if wanted else 0
-    contexts = sizing.contexts(n_ctx, args.parallel, n_draft, drafts, args.batch)
+    contexts = context_size.contexts(n_ctx, args.parallel, n_draft, drafts, args.batch)
     contexts = replace(contexts, cache_k=args.cache_type, cache_v=args.cache_type)
-    subject = Subject(facts, sizing.with_states(contexts, facts, n_draft), side)
+    subject = Subject(facts, context_size.with_states(contexts, facts, n_draft), side)
     return subject, subject_of(model, contexts) if model else None
 
 
 def _drafting(facts: ModelFacts, file: Path) -> tuple[ModelFacts | None, ModelFacts | None]:
     """The file as an MTP block, or as a draft model; of a model that is only announced there are no
     weights to compare it with."""
-    from ..lineup import read_draft
-    from ..model_file import metadata, sidefile
+    from ..gguf import model_facts, side_file
+    from ..loading.select import read_draft
 
     if Path(facts.path).is_file():
         return read_draft(facts, file)
-    if metadata.is_side_file(metadata.read_any(file)):
-        return sidefile.read(file), None
-    return None, metadata.read(file)
+    if model_facts.is_side_file(model_facts.read_any(file)):
+        return side_file.read(file), None
+    return None, model_facts.read(file)
 
 
 def _machine(args: MachineArgs) -> Machine:
@@ -187,7 +187,7 @@ def _machine(args: MachineArgs) -> Machine:
     else:
         found = parse_devices(args.vram, margin)
     if args.ram is None:
-        from ..memory import host
+        from ..placement.host_memory import host
 
         return Machine(found, host())
     return Machine(found, parse_host(args.ram))

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .answer_options import ShapeArgs
 from .options import ModelArgs, SamplingArgs, spread
-from .placing import PlacementArgs
-from .shaping import ShapeArgs
+from .placement_options import PlacementArgs
 
 if TYPE_CHECKING:
     from ..session import Piece
@@ -43,8 +43,8 @@ def run(
 ) -> None:
     """Answer one prompt and exit."""
     from ..llama import accelerators
-    from .distant import run_in_child
-    from .start import open_session, placement
+    from .open_session import open_session, placement
+    from .rpc_child import run_in_child
 
     if workers := placement_args.distant():
         raise typer.Exit(run_in_child(workers))
@@ -72,7 +72,7 @@ def run(
 
 def _document(pieces: Iterable[Piece]) -> dict[str, Any]:
     """The whole answer with its counts; log-probabilities where they were asked for."""
-    from . import report
+    from . import stats_lines
 
     whole = list(pieces)
     last = whole[-1].chunk
@@ -81,8 +81,8 @@ def _document(pieces: Iterable[Piece]) -> dict[str, Any]:
         "text": "".join(piece.text for piece in whole),
         "tokens": [token for piece in whole for token in piece.chunk.tokens],
         "finish_reason": last.finish_reason,
-        "timings": report.timings(last.stats),
-        "draft": report.drafting(last.stats),
+        "timings": stats_lines.timings(last.stats),
+        "draft": stats_lines.drafting(last.stats),
     }
     chunks = [piece.chunk for piece in whole]
     if any(chunk.logprobs is not None for chunk in chunks):

@@ -77,7 +77,7 @@ def self_test(path: Path, has_mtp: bool, n_threads: int) -> SelfTest:
 
 def _decode(path: Path, draft: Literal["off", "mtp"], n_threads: int, n_prompts: int) -> _Answers:
     """Greedy answers, with drafting only as many as are needed to judge it."""
-    from ..loader import LoadOptions, load
+    from ..loading.loader import LoadOptions, load
     from ..params import SamplingParams
     from ..stats import Stats
 

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .options import ModelArgs, SamplingArgs, spread
-from .placing import PlacementArgs
+from .placement_options import PlacementArgs
 
 if TYPE_CHECKING:
     import uvicorn
 
-    from ..server.guard import Access
+    from ..server.access import Access
+    from ..server.engine_thread import Worker
     from ..server.plan import Served
-    from ..server.worker import Worker
     from ..session import Session
 
 SHUTTING_DOWN = "the server is shutting down"
@@ -100,13 +100,13 @@ def serve(
     import asyncio
 
     from ..errors import GgufMtpError
+    from ..server.access import Access, origin_of
     from ..server.app import ServerOptions, create_app
-    from ..server.guard import Access, origin_of
-    from ..server.worker import Worker
-    from .distant import end_with_parent
-    from .start import describe, open_session, placement
-    from .supervise import supervise
-    from .watch import open_files, watch
+    from ..server.engine_thread import Worker
+    from .log_files import open_files, watch
+    from .open_session import describe, open_session, placement
+    from .rpc_child import end_with_parent
+    from .rpc_supervisor import supervise
 
     args = server_args
     if placement_args.rpc_child:
@@ -211,7 +211,7 @@ def _served(session: Session, alias: str | None, sampling_args: SamplingArgs) ->
 def _server(app: object) -> uvicorn.Server:
     import uvicorn
 
-    from ..server.patience import PatientProtocol
+    from ..server.header_timeout import PatientProtocol
 
     return uvicorn.Server(
         uvicorn.Config(

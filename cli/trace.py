@@ -40,7 +40,7 @@ def trace(
 
 def drawn(recording: Recording, width: int) -> Iterator[str]:
     """The lines of the drawing, for a terminal of `width` characters."""
-    from ..telemetry.tracestats import bins
+    from ..telemetry.trace_stats import bins
     from .charts import columns
 
     yield from _facts(recording)
@@ -62,7 +62,7 @@ def drawn(recording: Recording, width: int) -> Iterator[str]:
 
 
 def _facts(recording: Recording) -> Iterator[str]:
-    from ..telemetry.tracestats import summary
+    from ..telemetry.trace_stats import summary
 
     about, total = recording.about, summary(recording)
     yield f"{about.get('model', 'unknown model')}, started {about.get('started', 'unknown')}"
@@ -92,7 +92,7 @@ def _facts(recording: Recording) -> Iterator[str]:
 
 
 def _acceptance(recording: Recording) -> Iterator[str]:
-    from ..telemetry.tracestats import acceptance
+    from ..telemetry.trace_stats import acceptance
     from .charts import bar
 
     found = acceptance(recording.moments)

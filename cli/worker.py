@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..limits import MAX_THREADS
+from ..engine.config import MAX_THREADS
 
 __all__ = ["worker"]
 
@@ -46,7 +46,7 @@ def worker(
     can take over the process.
     """
     from ..errors import RequestError
-    from ..llama.remote import serve
+    from ..llama.rpc import serve
     from ..offload import parse_size
     from .serve import is_loopback, listen
 
@@ -71,7 +71,7 @@ def worker(
 
 def _devices(wanted: str | None) -> list[str]:
     from ..errors import RequestError
-    from ..llama.remote import lendable
+    from ..llama.rpc import lendable
     from ..offload import CPU
 
     there = lendable()

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..types import Floats
-from . import estimate, shards
+from . import estimate, output_shards
 from .gguf_file import TypedTensor
-from .job import Account, ConvertOptions, Job, Shard, needs_importance, plan
-from .output import Leftovers, PartialFile, check_place
+from .planning import Account, ConvertOptions, Job, Shard, needs_importance, plan
 from .quantize import Encoder, Ggml, tasks
-from .rows import RowReader
+from .resume_file import Leftovers, PartialFile, check_place
+from .row_reader import RowReader
 
 __all__ = [
     "Account",
@@ -84,7 +84,7 @@ def write(
         _fill(job, job.shards[i], file, encoder, report)
 
     leftovers: Leftovers = "resume" if options.resume else "discard" if options.force else "refuse"
-    shards.write(out, files, job.fingerprint, leftovers, fill)
+    output_shards.write(out, files, job.fingerprint, leftovers, fill)
 
 
 def _fill(

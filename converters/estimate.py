@@ -21,9 +21,9 @@ from ..errors import ConversionError
 from ..types import Floats
 from .checkpoint import ITEM_SIZE
 from .gguf_file import TypedTensor, row_bytes
-from .output import partial_path
 from .quantize import CHUNK, N_SPARE, Ggml
-from .rows import Dequantiser
+from .resume_file import partial_path
+from .row_reader import Dequantiser
 
 _SAMPLE_ROWS, _SAMPLE_COLS = 32, 4096
 _SAMPLE_S = 0.02

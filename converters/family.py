@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from .plan import Value
+from .tensors import Value
 
 
 class Extra(NamedTuple):

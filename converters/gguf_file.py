@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
-from .plan import OutputTensor, Value
+from .tensors import OutputTensor, Value
 
 ALIGNMENT = 32
 

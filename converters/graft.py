@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import ConversionError
-from ..model_file import metadata, sidefile
-from ..model_file.ggml_types import TENSOR_TYPES
-from ..model_file.header import raw_metadata
+from ..gguf import model_facts, side_file
+from ..gguf.ggml_types import TENSOR_TYPES
+from ..gguf.header import raw_metadata
 from ..types import ModelFacts, TensorInfo
-from . import estimate, shards
+from . import estimate, output_shards
 from .gguf_file import Entry, header, offsets, pad, split_keys
-from .output import Leftovers, PartialFile, check_place
+from .resume_file import Leftovers, PartialFile, check_place
 
 __all__ = ["Copied", "CopyOptions", "extract", "graft"]
 
@@ -67,12 +67,14 @@ def graft(
     when the block does not belong to the model, `ConversionError` when the output cannot be made.
     """
     check_place(out)
-    model, side = metadata.read(base), sidefile.read(mtp)
-    shards.refuse_inputs(out, {base, mtp, *(t.file for t in (*model.tensors, *side.tensors))})
+    model, side = model_facts.read(base), side_file.read(mtp)
+    output_shards.refuse_inputs(
+        out, {base, mtp, *(t.file for t in (*model.tensors, *side.tensors))}
+    )
     i = model.n_layer
     if any(t.name.startswith(f"blk.{i}.") for t in model.tensors):
         raise ConversionError(f"{base} already has a block after its {i} layers")
-    remarks = sidefile.check(model, side)
+    remarks = side_file.check(model, side)
     counts = {f"{model.architecture}.{key}" for key in ("block_count", "nextn_predict_layers")}
     for key, value in model.kv.items():
         per_layer = isinstance(value, list) and len(value) in (i, i + 1)
@@ -91,8 +93,8 @@ def extract(model: Path, out: Path, options: CopyOptions, report: Report | None 
     """Write the MTP block in `model` as a side file: with embedding, norm and head, which llama.cpp
     wants in every file. Raises as `graft`."""
     check_place(out)
-    facts = sidefile.read(model)
-    shards.refuse_inputs(out, {model, *(t.file for t in facts.tensors)})
+    facts = side_file.read(model)
+    output_shards.refuse_inputs(out, {model, *(t.file for t in facts.tensors)})
     shared = ("token_embd.weight", "output_norm.weight", "output.weight")
     tensors = [*(t for t in facts.tensors if t.name in shared), *_block(facts)]
     return _copy(raw_metadata(model), tensors, out, options, report)
@@ -125,8 +127,8 @@ def _copy(
     report: Report | None,
 ) -> Copied:
     parts = _parts(kv, tensors, options.split)
-    names = shards.paths(out, len(parts))
-    files = [shards.OutFile(*f) for f in zip(names, (p.ends for p in parts), strict=True)]
+    names = output_shards.paths(out, len(parts))
+    files = [output_shards.OutFile(*f) for f in zip(names, (p.ends for p in parts), strict=True)]
     starts = [0, *accumulate(file.ends[-1] for file in files)]
     if not options.force:
         estimate.check_disk(out, names, starts[-1])
@@ -143,13 +145,13 @@ def _copy(
         leftovers: Leftovers = (
             "resume" if options.resume else "discard" if options.force else "refuse"
         )
-        shards.write(out, files, _fingerprint(parts), leftovers, fill)
+        output_shards.write(out, files, _fingerprint(parts), leftovers, fill)
     return Copied(names[0], len(tensors), starts[-1], [])
 
 
 def _parts(kv: dict[str, bytes], tensors: Sequence[TensorInfo], most: int | None) -> list[_Part]:
     kept = {key: value for key, value in kv.items() if key not in _OF_THE_FILE}
-    runs = [tensors[s] for s in shards.cut([t.n_bytes for t in tensors], most)]
+    runs = [tensors[s] for s in output_shards.cut([t.n_bytes for t in tensors], most)]
     parts = []
     for i, run in enumerate(runs):
         keys = (kept if i == 0 else {}) | split_keys(i, len(runs), len(tensors))

@@ -20,7 +20,7 @@ from gguf import GGMLQuantizationType, GGUFReader
 
 from ..errors import ConversionError
 from ..types import Floats
-from .plan import OutputTensor
+from .tensors import OutputTensor
 
 _SUMS, _COUNTS = ".in_sum2", ".counts"
 _MAX_NAME = 1 << 12

@@ -27,8 +27,8 @@ from gguf import GGMLQuantizationType
 from ..errors import ConversionError
 from ..types import Floats
 from .gguf_file import TypedTensor, row_bytes
-from .plan import Piece
-from .rows import Bytes, RowReader
+from .row_reader import Bytes, RowReader
+from .tensors import Piece
 
 # Buffers beyond one per thread: chunks that wait for their turn to be written.
 N_SPARE = 4

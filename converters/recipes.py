@@ -20,7 +20,7 @@ from gguf import GGML_QUANT_SIZES, LlamaFileType
 from gguf import GGMLQuantizationType as T
 
 from ..errors import ConversionError
-from .plan import Adapted, OutputTensor
+from .tensors import Adapted, OutputTensor
 
 _F = LlamaFileType
 

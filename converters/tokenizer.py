@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from ..errors import ConversionError
 from . import tiktoken
 from .checkpoint import Checkpoint
-from .plan import Value
 from .pretokenizers import recognise
+from .tensors import Value
 
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5  # llama.cpp's token types
 

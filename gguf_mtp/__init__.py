@@ -14,14 +14,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gguf_mtp.engine import Engine
+    from gguf_mtp.engine.engine import Engine
     from gguf_mtp.errors import GgufMtpError
-    from gguf_mtp.loader import LoadOptions, load
+    from gguf_mtp.loading.loader import LoadOptions, load
+    from gguf_mtp.offload.options import Placement
     from gguf_mtp.params import SamplingParams
     from gguf_mtp.session import Piece, Session
     from gguf_mtp.stats import Stats
     from gguf_mtp.types import Chunk
-    from gguf_mtp.wishes import Placement
 
 __version__ = "0.1.0"
 
@@ -40,15 +40,15 @@ __all__ = [
 
 _HOMES = {
     "Chunk": "types",
-    "Engine": "engine",
+    "Engine": "engine.engine",
     "GgufMtpError": "errors",
-    "LoadOptions": "loader",
+    "LoadOptions": "loading.loader",
     "Piece": "session",
-    "Placement": "wishes",
+    "Placement": "offload.options",
     "SamplingParams": "params",
     "Session": "session",
     "Stats": "stats",
-    "load": "loader",
+    "load": "loading.loader",
 }
 
 

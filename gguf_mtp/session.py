@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import NamedTuple, Protocol
 
+from gguf_mtp.answers.text import Detokenizer
 from gguf_mtp.chat import reasoning
 from gguf_mtp.chat import template as chat
 from gguf_mtp.chat.template import Prompt
-from gguf_mtp.engine import Engine
+from gguf_mtp.engine.engine import Engine
 from gguf_mtp.errors import RequestError
-from gguf_mtp.grammar.following import Following
 from gguf_mtp.grammar.matching import Grammar, Grammars, Thinking
+from gguf_mtp.grammar.reasoning import Following
 from gguf_mtp.params import AnswerOptions, SamplingParams
-from gguf_mtp.text import Detokenizer
 from gguf_mtp.types import Chunk, ModelFacts
 
 

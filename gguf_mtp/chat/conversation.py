@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from gguf_mtp.chat import reasoning, toolcalls
+from gguf_mtp.chat import reasoning, tool_calls
 from gguf_mtp.chat import template as chat
-from gguf_mtp.chat.toolcalls import ToolFormat
+from gguf_mtp.chat.tool_calls import ToolFormat
 from gguf_mtp.errors import RequestError
 
 __all__ = ["ChatPrompt", "ChatTemplate", "Turns"]
@@ -147,9 +147,9 @@ class ChatTemplate:
 
 
 def _tool_format(template: str) -> ToolFormat | None:
-    if toolcalls.CALLS not in template:
+    if tool_calls.CALLS not in template:
         return None
-    return toolcalls.V3 if "```json" in template else toolcalls.V31
+    return tool_calls.V3 if "```json" in template else tool_calls.V31
 
 
 def _instruct(messages: Sequence[Message], text: str) -> list[Message]:

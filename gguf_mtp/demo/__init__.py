@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING
 
 from platformdirs import user_cache_dir
 
-from ..converters import CONVERTER_VERSION
+from gguf_mtp.converters import CONVERTER_VERSION
 
 if TYPE_CHECKING:
-    from ..converters.convert import Progress
+    from gguf_mtp.converters.convert import Progress
 
 CHECKPOINT = Path(__file__).parent / "checkpoint"
 
@@ -49,7 +49,7 @@ def demo_model(
     """
 
     def make(out: Path) -> None:
-        from ..converters.convert import ConvertOptions, convert
+        from gguf_mtp.converters.convert import ConvertOptions, convert
 
         convert(CHECKPOINT, out, ConvertOptions(type=kind, name="gguf-mtp demo"), progress)
 

@@ -12,12 +12,12 @@ cost microseconds.
     stopping     and whether to
 """
 
-from gguf_mtp.decision import Depth
-from gguf_mtp.depth.auto import AutoDepth
+from gguf_mtp.depth.controller import AutoDepth
 from gguf_mtp.depth.fixed import FixedDepth
 from gguf_mtp.depth.options import DepthOptions
+from gguf_mtp.depth.protocol import Depth
 from gguf_mtp.depth.report import DepthReport
-from gguf_mtp.depth.state import export_state, import_state
+from gguf_mtp.depth.warm_start import export_state, import_state
 from gguf_mtp.depth.watchdog import Watchdog
 
 __all__ = [

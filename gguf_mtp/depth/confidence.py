@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gguf_mtp.depth.plan import Prices
+from gguf_mtp.depth.goodput import Prices
 
 EDGES = (0.4, 0.6, 0.8, 0.9, 0.97)
 N_BINS = _N_BINS = len(EDGES) + 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gguf_mtp.decision import Room, Round
+from gguf_mtp.depth.protocol import Room, Round
 from gguf_mtp.depth.watchdog import Watchdog
 from gguf_mtp.errors import RequestError
 from gguf_mtp.types import Limit

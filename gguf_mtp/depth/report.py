@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from gguf_mtp.depth.costs import TargetCost
-from gguf_mtp.depth.offers import Exchange
-from gguf_mtp.depth.plan import View
-from gguf_mtp.depth.source import Source
+from gguf_mtp.depth.cost_model import TargetCost
+from gguf_mtp.depth.drafter_controller import Source
+from gguf_mtp.depth.goodput import View
+from gguf_mtp.depth.ngram_arbiter import Exchange
 
 
 class DepthReport(NamedTuple):

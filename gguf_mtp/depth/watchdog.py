@@ -7,7 +7,7 @@ is worth choosing.
 
 from __future__ import annotations
 
-from gguf_mtp.decision import Round
+from gguf_mtp.depth.protocol import Round
 
 
 class Watchdog:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gguf_mtp.drafters.run import Run
+from gguf_mtp.drafters.draft_builder import Run
 from gguf_mtp.types import Ask, Decoder, Draft, Floats, Output, Rows
 
 FLUSH = 256

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 
 from gguf_mtp.errors import RequestError
-from gguf_mtp.grammar.following import (
+from gguf_mtp.grammar.reasoning import (
     AfterReasoning,
     Following,
     Mask,

@@ -13,7 +13,7 @@ from gguf_mtp.llama.binding import LLAMA_CPP_PYTHON
 from gguf_mtp.llama.context import REFUSED, Context, ContextOptions
 from gguf_mtp.llama.devices import accelerators, devices, is_remote, lent
 from gguf_mtp.llama.model import Model, ModelOptions
-from gguf_mtp.llama.remote import connect
+from gguf_mtp.llama.rpc import connect
 from gguf_mtp.llama.vocab import Vocab
 
 __all__ = [

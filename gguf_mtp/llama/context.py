@@ -11,13 +11,13 @@ from typing import Any
 import llama_cpp as L
 
 from gguf_mtp.errors import NO_CELLS, CannotRewind, DecodeError, LoadFailed, SavedStateError
+from gguf_mtp.gguf.ggml_types import TENSOR_TYPES
 from gguf_mtp.llama.batch import Batch
 from gguf_mtp.llama.binding import nextn
-from gguf_mtp.llama.buffer import Buffer
+from gguf_mtp.llama.buffer_breakdown import Memory, breakdown
 from gguf_mtp.llama.log import Errors
-from gguf_mtp.llama.memory import Memory, breakdown
-from gguf_mtp.llama.states import States, passes
-from gguf_mtp.model_file.ggml_types import TENSOR_TYPES
+from gguf_mtp.llama.output_buffer import Buffer
+from gguf_mtp.llama.recurrent_states import States, passes
 from gguf_mtp.types import Output, Rows, Step
 
 REFUSED = -1

@@ -13,7 +13,7 @@ import llama_cpp as L
 from llama_cpp import llama_cpp as binding
 from llama_cpp._ggml import libggml
 
-from gguf_mtp.offload.devices import MARGIN, Device
+from gguf_mtp.offload.machine import MARGIN, Device
 
 _GPU, _INTEGRATED = 1, 2  # enum ggml_backend_dev_type
 

@@ -12,14 +12,14 @@ import llama_cpp as L
 
 from gguf_mtp.errors import LoadFailed, UnsupportedModel
 from gguf_mtp.llama.binding import check_binding
+from gguf_mtp.llama.buffer_breakdown import places
 from gguf_mtp.llama.context import Context, ContextOptions
 from gguf_mtp.llama.devices import handles, is_remote
 from gguf_mtp.llama.log import Errors, forward_log
-from gguf_mtp.llama.memory import places
-from gguf_mtp.llama.told import Told
+from gguf_mtp.llama.tensor_overrides import Told
 from gguf_mtp.llama.vocab import Vocab
 from gguf_mtp.offload.directives import Directives
-from gguf_mtp.wishes import LOAD_MODES
+from gguf_mtp.offload.options import LOAD_MODES
 
 
 def _unplanned(n_gpu_layers: int) -> Directives:

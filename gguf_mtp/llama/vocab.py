@@ -8,7 +8,7 @@ from typing import Any
 import llama_cpp as L
 
 from gguf_mtp.errors import RequestError
-from gguf_mtp.llama.stack import deepest, with_stack
+from gguf_mtp.llama.deep_stack import deepest, with_stack
 
 FLAT, DEEPEST = 2_000, 250_000
 """Characters of a text that any stack holds; of a run that the tokenizer is let go through."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gguf_mtp.model_file.traffic import kv_widths
+from gguf_mtp.gguf.bytes_per_token import kv_widths
 from gguf_mtp.offload.buffers import CELLS, caches
-from gguf_mtp.offload.devices import CPU, GIB, Device
 from gguf_mtp.offload.fit import fit
+from gguf_mtp.offload.machine import CPU, GIB, Device
 from gguf_mtp.offload.parts import Subject
 from gguf_mtp.offload.plan import Machine, OffloadPlan, keys_of
 from gguf_mtp.offload.predict import predict

@@ -12,8 +12,8 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from gguf_mtp.model_file.traffic import is_routed, layer_of
-from gguf_mtp.offload.devices import CPU
+from gguf_mtp.gguf.bytes_per_token import is_routed, layer_of
+from gguf_mtp.offload.machine import CPU
 from gguf_mtp.offload.plan import OffloadPlan, Placed
 
 __all__ = ["Directives", "directives", "side_directives"]

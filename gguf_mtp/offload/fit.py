@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from gguf_mtp.model_file.traffic import is_routed
+from gguf_mtp.gguf.bytes_per_token import is_routed
 from gguf_mtp.offload.buffers import Rooms, rooms
-from gguf_mtp.offload.devices import CPU, Device
+from gguf_mtp.offload.machine import CPU, Device
 from gguf_mtp.offload.parts import Part, Subject
 from gguf_mtp.offload.plan import Machine, OffloadPlan, assemble, keys_of
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gguf_mtp.errors import RequestError
-from gguf_mtp.model_file.traffic import is_routed, layer_of
-from gguf_mtp.offload.devices import CPU, names
+from gguf_mtp.gguf.bytes_per_token import is_routed, layer_of
+from gguf_mtp.offload.machine import CPU, names
 from gguf_mtp.offload.parts import Subject
 from gguf_mtp.offload.plan import Machine, OffloadPlan, assemble, key_of
 from gguf_mtp.types import TensorInfo

@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from gguf_mtp.model_file.traffic import is_routed, layer_of
+from gguf_mtp.gguf.bytes_per_token import is_routed, layer_of
 from gguf_mtp.offload.buffers import Contexts
 from gguf_mtp.types import ModelFacts, TensorInfo
 

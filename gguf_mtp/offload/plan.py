@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from gguf_mtp.model_file.traffic import is_routed
+from gguf_mtp.gguf.bytes_per_token import is_routed
 from gguf_mtp.offload.buffers import Contexts, Rooms, rooms
-from gguf_mtp.offload.devices import CPU, Device, Host
+from gguf_mtp.offload.machine import CPU, Device, Host
 from gguf_mtp.offload.parts import Part, Subject
 
 __all__ = ["Machine", "OffloadPlan", "Placed", "assemble"]

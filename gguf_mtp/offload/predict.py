@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gguf_mtp.model_file.layers import Kept, kept
-from gguf_mtp.model_file.traffic import expert_share, is_routed, layer_of
-from gguf_mtp.offload.devices import CPU
+from gguf_mtp.gguf.bytes_per_token import expert_share, is_routed, layer_of
+from gguf_mtp.gguf.cache_layout import Kept, kept
+from gguf_mtp.offload.machine import CPU
 from gguf_mtp.offload.parts import Subject
 from gguf_mtp.offload.plan import OffloadPlan
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from gguf_mtp.model_file.traffic import is_routed, layer_of
+from gguf_mtp.gguf.bytes_per_token import is_routed, layer_of
 from gguf_mtp.offload.advice import gib, largest_context, memory_advice, more_memory
-from gguf_mtp.offload.devices import CPU
+from gguf_mtp.offload.machine import CPU
 from gguf_mtp.offload.parts import Subject
 from gguf_mtp.offload.plan import Machine, OffloadPlan, Placed
 from gguf_mtp.offload.predict import ACCEPTANCE, predict

@@ -18,18 +18,18 @@ from starlette.concurrency import run_in_threadpool
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from gguf_mtp.server import errors
-from gguf_mtp.server.errors import Problem, problem_of, respond
-from gguf_mtp.server.exchange import Exchange, collect, stream, until_gone
-from gguf_mtp.server.guard import Access, Guard
-from gguf_mtp.server.journal import Journal, Write, entry_of
+from gguf_mtp.answers.text import Detokenizer
+from gguf_mtp.server import error_responses
+from gguf_mtp.server.access import Access, Guard
+from gguf_mtp.server.access_log import Journal, Write, entry_of
+from gguf_mtp.server.engine_thread import Worker
+from gguf_mtp.server.error_responses import Problem, problem_of, respond
 from gguf_mtp.server.page import add_page
 from gguf_mtp.server.plan import Plan, Served, check_ids, plan_chat, plan_completion
+from gguf_mtp.server.responses import Shapes
 from gguf_mtp.server.schemas import ChatRequest, CompletionRequest, Detokenize, Tokenize
-from gguf_mtp.server.shapes import Shapes
-from gguf_mtp.server.worker import Worker
+from gguf_mtp.server.stream import Exchange, collect, stream, until_gone
 from gguf_mtp.telemetry.metrics import CONTENT_TYPE, Metrics, Now
-from gguf_mtp.text import Detokenizer
 
 __all__ = ["ServerOptions", "create_app"]
 
@@ -53,7 +53,7 @@ class ServerOptions:
 def create_app(worker: Worker, served: Served, options: ServerOptions) -> ASGIApp:
     """An ASGI application; `worker` runs, and is the caller's to stop."""
     app = FastAPI(title="gguf-mtp", docs_url=None, redoc_url=None, openapi_url=None)
-    errors.install(app)
+    error_responses.install(app)
     _add_answers(app, worker, served, options)
     _add_facts(app, worker, served)
     _add_metrics(app, worker, served, options)

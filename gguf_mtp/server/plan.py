@@ -10,17 +10,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from gguf_mtp.answers.parse import Reading
 from gguf_mtp.chat import reasoning
 from gguf_mtp.chat.conversation import ChatTemplate, Turns
+from gguf_mtp.engine.config import EngineLimits
 from gguf_mtp.errors import RequestError
-from gguf_mtp.grammar.following import Following, MinTokens
 from gguf_mtp.grammar.matching import Grammar, Grammars
-from gguf_mtp.limits import EngineLimits
+from gguf_mtp.grammar.reasoning import Following, MinTokens
 from gguf_mtp.params import AnswerOptions, SamplingParams
-from gguf_mtp.server.constraints import Calls, Form, call_grammar, form_grammar, form_of
-from gguf_mtp.server.reader import Reading
-from gguf_mtp.server.sampling import params_of, stop_tokens_of
+from gguf_mtp.server.sampling_fields import params_of, stop_tokens_of
 from gguf_mtp.server.schemas import ChatRequest, CompletionRequest, Generation, Message, ToolChoice
+from gguf_mtp.server.structured_output import Calls, Form, call_grammar, form_grammar, form_of
 from gguf_mtp.session import Vocabulary, follow, piece_of
 
 __all__ = ["Plan", "Served", "plan_chat", "plan_completion"]

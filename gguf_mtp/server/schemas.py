@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
-from gguf_mtp.drafters.names import wished
+from gguf_mtp.drafters.registry import wished
 from gguf_mtp.errors import RequestError
 
 __all__ = ["ChatRequest", "CompletionRequest", "Detokenize", "Generation", "Tokenize"]

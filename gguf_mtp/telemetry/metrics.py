@@ -22,7 +22,7 @@ from prometheus_client.core import (
 )
 
 from gguf_mtp.depth import DepthReport
-from gguf_mtp.rounds import Fallback, Part, RoundReport
+from gguf_mtp.engine.observers import Fallback, Part, RoundReport
 from gguf_mtp.telemetry.histogram import DEPTHS, SECONDS, Histogram
 
 __all__ = ["CONTENT_TYPE", "Answered", "Metrics", "Now"]

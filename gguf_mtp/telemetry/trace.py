@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from gguf_mtp.engine.observers import Fallback, Load, Part, RoundReport
 from gguf_mtp.errors import GgufMtpError
-from gguf_mtp.rounds import Fallback, Load, Part, RoundReport
 
 __all__ = ["BEGIN", "Moment", "Recording", "Trace", "read"]
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import signal
 
-from tests.chat_formats import V31
-from tests.scripted import Answer, ScriptedEngine
-from tests.serving import served_of, serving
+from tests.support.chat_formats import V31
+from tests.support.scripted import Answer, ScriptedEngine
+from tests.support.serving import served_of, serving
 
 CALL = (
     '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"city": "Paris"}'

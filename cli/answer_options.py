@@ -1,0 +1,140 @@
+"""Options that say what an answer must look like, and a session whose answers do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from ..engine.engine import Engine
+    from ..params import SamplingParams
+    from ..session import Piece, Session, Wishes
+
+SCHEMA = "--json-schema"
+
+
+@dataclass(frozen=True)
+class ShapeArgs:
+    """What an answer must look like; at most one of them."""
+
+    grammar: Annotated[
+        str | None,
+        typer.Option(
+            "--grammar",
+            metavar="TEXT",
+            help="Grammar for the answer: GBNF, or Lark with the first line %llguidance {}.",
+            show_default=False,
+        ),
+    ] = None
+    grammar_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--grammar-file", metavar="FILE", help="File with the grammar.", show_default=False
+        ),
+    ] = None
+    json_schema: Annotated[
+        str | None,
+        typer.Option(
+            "-j",
+            SCHEMA,
+            metavar="JSON",
+            help="JSON schema for the answer; {} allows any JSON.",
+            show_default=False,
+        ),
+    ] = None
+
+    def wishes(self, session: Session, n_logprobs: int | None = None) -> Wishes:
+        """Raises `RequestError` for what is no grammar, and says where."""
+        from ..grammar.gbnf.lark import lark_of
+        from ..grammar.json_schema import compile_schema
+        from ..session import Wishes
+
+        option, source = self._given()
+        if option is None:
+            return Wishes(None, n_logprobs)
+        grammars = session.grammars
+        with _named(option):
+            if option == SCHEMA:
+                return Wishes(compile_schema(grammars, _parsed(source)), n_logprobs)
+            return Wishes(grammars.compile(lark_of(source, grammars.token)), n_logprobs)
+
+    def fields(self) -> dict[str, Any]:
+        """The same as fields of a request to a server. Raises `RequestError`."""
+        option, source = self._given()
+        if option is None:
+            return {}
+        if option != SCHEMA:
+            return {"grammar": source}
+        with _named(option):
+            schema = {"name": "answer", "schema": _parsed(source), "strict": True}
+        return {"response_format": {"type": "json_schema", "json_schema": schema}}
+
+    def _given(self) -> tuple[str | None, str]:
+        """The option that was given, and the grammar or the schema with it."""
+        from ..errors import RequestError
+        from ..grammar.matching import MAX_CHARS
+
+        given = {
+            "--grammar": self.grammar,
+            "--grammar-file": self.grammar_file,
+            SCHEMA: self.json_schema,
+        }
+        names = [name for name, value in given.items() if value is not None]
+        if len(names) > 1:
+            raise RequestError(f"{names[0]} and {names[1]} cannot be combined; give one")
+        if not names:
+            return None, ""
+        if self.grammar_file is None:
+            return names[0], str(given[names[0]])
+        try:
+            with self.grammar_file.open(encoding="utf-8") as file:
+                return names[0], file.read(MAX_CHARS + 1)  # which is too much, but ends
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or "it is not UTF-8"
+            raise RequestError(f"cannot read {self.grammar_file}: {reason}") from None
+
+
+class Shaped:
+    """A session whose answers fulfil `wishes`."""
+
+    def __init__(self, session: Session, wishes: Wishes) -> None:
+        self._session, self._wishes = session, wishes
+
+    @property
+    def engine(self) -> Engine:
+        return self._session.engine
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        params: SamplingParams | None = None,
+        max_tokens: int = 1 << 30,
+    ) -> Iterator[Piece]:
+        """See `Session.chat`."""
+        return self._session.chat(messages, params, max_tokens, self._wishes)
+
+
+@contextmanager
+def _named(option: str) -> Iterator[None]:
+    """Puts the option's name before what was wrong with its value."""
+    from ..errors import RequestError
+
+    try:
+        yield
+    except RequestError as error:
+        raise RequestError(f"{option}: {error}") from None
+
+
+def _parsed(source: str) -> Any:
+    from ..errors import RequestError
+
+    try:
+        return json.loads(source)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"it is not valid JSON: {error}") from None

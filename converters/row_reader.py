@@ -1,0 +1,108 @@
+"""Rows of a checkpoint's weights as float32: BF16, F16, F32, and FP8 with its block scales.
+
+FP8 e4m3 goes through a table of all pairs of bytes (512 KiB, so it stays in a core's cache), then
+each band of block rows is multiplied by its scales; edge blocks are partial. Memory is the
+caller's: rows land in an array it hands in.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ConversionError
+from ..types import Floats
+from .checkpoint import ITEM_SIZE, Checkpoint, SourceTensor
+from .tensors import Piece, Weight
+
+Bytes = NDArray[np.uint8]
+
+_E4M3_NAN = 0x7F  # without its sign
+_E4M3_MAX = 448.0
+
+
+def e4m3_table() -> Floats:
+    """float32 [256]: the value of every FP8 e4m3 byte (1-4-3, bias 7, no infinity, 0x7f is NaN).
+
+    Micikevicius et al. 2022, "FP8 Formats for Deep Learning", arXiv 2209.05433, table 1.
+    """
+    code = np.arange(256)
+    exponent, mantissa = code >> 3 & 15, code & 7
+    value = np.where(exponent == 0, mantissa * 2.0**-9, (8 + mantissa) * 2.0 ** (exponent - 10.0))
+    value[code & 127 == 127] = np.nan
+    return np.where(code & 128, -value, value).astype(np.float32)
+
+
+class Dequantiser:
+    """Bytes of any dtype that a weight may have -> float32, without FP8's scales."""
+
+    def __init__(self) -> None:
+        self._table = e4m3_table()
+        code = np.arange(1 << 16)
+        pairs = np.stack((self._table[code & 255], self._table[code >> 8]), axis=1)
+        self._pairs = np.ascontiguousarray(pairs).view(np.uint64).ravel()
+
+    def to_float(self, dtype: str, raw: Bytes, out: Floats) -> None:
+        """`raw` holds exactly the weights of `out`, float32 [rows, columns]."""
+        match dtype:
+            case "F32":
+                out[...] = raw.view(np.float32).reshape(out.shape)
+            case "F16":
+                out[...] = raw.view(np.float16).reshape(out.shape)
+            case "BF16":
+                bits = raw.view(np.uint16).reshape(out.shape)
+                np.left_shift(bits, 16, out=out.view(np.uint32), dtype=np.uint32)
+            case _ if out.size % 2:
+                np.take(self._table, raw.reshape(out.shape), out=out, mode="clip")
+            case _:
+                flat = cast("NDArray[np.uint64]", out.reshape(-1).view(np.uint64))
+                np.take(self._pairs, raw.view(np.uint16), out=flat, mode="clip")
+
+
+class RowReader:
+    """Reads pieces of one checkpoint. Safe in several threads, each with its own buffers."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        self._dequantiser = Dequantiser()
+
+    def read(self, piece: Piece, raw: Bytes, out: Floats) -> None:
+        """Put the piece, float32 [rows, columns] as it stands in the output, into `out`.
+
+        `raw` is scratch of at least the piece's source bytes. Raises `OSError`, and
+        `ConversionError` for NaN and infinity: most quantised types would hide them.
+        """
+        rows = np.empty(out.shape[::-1], np.float32) if piece.transposed else out
+        with np.errstate(all="ignore"):
+            is_finite = self._rows(piece.weight, piece.row, raw, rows)
+        if not is_finite:
+            raise ConversionError(f"{piece.weight.tensor.name} holds a NaN or an infinity")
+        if piece.transposed:
+            out[...] = rows.T
+
+    def _rows(self, weight: Weight, row: int, raw: Bytes, out: Floats) -> bool:
+        """Whether all of them are finite; `raw` is used up."""
+        tensor, item = weight.tensor, ITEM_SIZE[weight.tensor.dtype]
+        raw = raw[: out.size * item]
+        self._checkpoint.read_into(tensor, row * tensor.n_cols * item, raw.data)
+        self._dequantiser.to_float(tensor.dtype, raw, out)
+        if weight.scale is None:
+            # A finite sum proves finite terms at the cost of one pass without a temporary.
+            return bool(np.isfinite(out.sum()) or np.isfinite(out).all())
+        # One pass over the bytes is a quarter of one over the floats.
+        has_nan = np.bitwise_and(raw, _E4M3_NAN, out=raw).max() == _E4M3_NAN
+        return self._scale(weight.scale, weight.block, row, out) and not has_nan
+
+    def _scale(self, scale: SourceTensor, block: tuple[int, int], row: int, out: Floats) -> bool:
+        """Whether no weight can become infinite by its scale."""
+        n_rows, n_cols = block
+        first, last = row // n_rows, (row + len(out) - 1) // n_rows
+        scales = np.empty((last - first + 1, scale.n_cols), np.float32)
+        offset = first * scales.shape[1] * scales.itemsize
+        self._checkpoint.read_into(scale, offset, scales.view(np.uint8).ravel().data)
+        for band, values in enumerate(scales, first):
+            begin, end = max(band * n_rows - row, 0), (band + 1) * n_rows - row
+            out[begin:end] *= np.repeat(values, n_cols)[: out.shape[1]]
+        return bool(np.isfinite(scales * np.float32(_E4M3_MAX)).all())

@@ -1,0 +1,177 @@
+"""From an answer's tokens to what clients see of it: reasoning, content and tool calls.
+
+One `Reader` for each choice of a response. It is a `worker.Receiver`, so it runs on the worker's
+thread, and a stop string ends the request before the next round. Knows no HTTP and no JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from gguf_mtp.answers.text import Detokenizer, StopStrings
+from gguf_mtp.answers.token_sources import Origin, Origins
+from gguf_mtp.chat.reasoning import ReasoningParser
+from gguf_mtp.chat.tool_calls import CallArguments, CallStart, Content, Event, ToolCallParser
+from gguf_mtp.errors import RequestError
+from gguf_mtp.grammar.reasoning import Following
+from gguf_mtp.sampling.logprobs import TokenLogprobs
+from gguf_mtp.stats import Stats
+from gguf_mtp.types import Chunk
+
+__all__ = ["Delta", "End", "Failure", "News", "Reader", "Reading"]
+
+Finish = Literal["stop", "length", "tool_calls"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How the text of an answer is read.
+
+    `piece`: a token's bytes, those of the markers that are parsed included. `thinks`: whether it
+    begins inside reasoning; None when there is none to look for. `begun` is what the prompt already
+    holds of a tool call. `max_calls`: 0 where no calls are looked for, None for any number.
+    `with_origins`: whether the text is told token by token, with where each came from.
+    """
+
+    piece: Callable[[int], bytes]
+    stops: Sequence[str] = ()
+    thinks: bool | None = None
+    begun: str = ""
+    max_calls: int | None = 0
+    with_origins: bool = False
+
+
+class Delta(NamedTuple):
+    """What was added to a choice. `tokens` are those whose text has been given out with it;
+    `origin` says where they came from, and `logprobs` how likely each was, when somebody asked."""
+
+    reasoning: str
+    content: str
+    calls: Sequence[CallStart | CallArguments]
+    tokens: Sequence[int]
+    origin: Origin | None = None
+    logprobs: Sequence[TokenLogprobs] = ()
+
+
+class End(NamedTuple):
+    """A choice is complete. `n_tokens` and `n_reasoning` count its tokens up to the stop string."""
+
+    finish: Finish
+    n_tokens: int
+    n_reasoning: int
+    stats: Stats
+
+
+class Failure(NamedTuple):
+    """A choice will not be completed."""
+
+    error: Exception
+
+
+News = Delta | End | Failure
+
+
+class Reader:
+    """Tells `tell` the news of one choice; the last is an `End` or a `Failure`. `following` is the
+    constraint that the choice obeys: where that gave up, the choice has failed."""
+
+    def __init__(
+        self, reading: Reading, tell: Callable[[News], None], following: Following | None = None
+    ) -> None:
+        self._tell, self._following = tell, following
+        self._detokenizer = Detokenizer(reading.piece)
+        self._stops = StopStrings(reading.stops)
+        self._reasoning = None if reading.thinks is None else ReasoningParser(reading.thinks)
+        self._calls: ToolCallParser | None = None
+        if reading.max_calls != 0:
+            self._calls = ToolCallParser(reading.max_calls)
+            self._calls.add(reading.begun)
+        self._origins = Origins() if reading.with_origins else None
+        self._tokens: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []  # of all tokens or of none
+        self._n_chars = 0  # of the text, as far as it is shown
+        self._n_told = 0  # tokens
+        self._is_cut = False  # at a stop string
+        self._has_called = False  # and wants no more
+        self._is_whole = False  # nothing more is wanted, or will come
+
+    def receive(self, chunk: Chunk) -> bool:
+        """See `worker.Receiver`."""
+        for part in self._origins.split(chunk) if self._origins else (chunk,):
+            if not self._is_whole:
+                self._read(part)
+        if chunk.finish_reason:
+            self._tell(self._failure() or self._end(chunk))
+        return not self._is_whole
+
+    def fail(self, error: Exception) -> None:
+        """See `worker.Receiver`."""
+        self._tell(Failure(error))
+
+    def _read(self, chunk: Chunk) -> None:
+        self._tokens += chunk.tokens
+        self._logprobs += chunk.logprobs or ()
+        text = self._detokenizer.add(chunk.tokens)
+        is_last = chunk.finish_reason is not None
+        if is_last:
+            text += self._detokenizer.finish()
+        shown, at = self._stops.add(text)
+        if is_last and at is None:
+            shown += self._stops.finish()
+        self._n_chars += len(shown)
+        self._is_cut = at is not None
+        self._is_whole = is_last or self._is_cut
+        reasoning, events = self._parse(shown)
+        content = "".join(event.text for event in events if isinstance(event, Content))
+        calls = [event for event in events if not isinstance(event, Content)]
+        if reasoning or content or calls or self._is_whole:
+            n = self._n_tokens()
+            tokens, logprobs = self._tokens[self._n_told : n], self._logprobs[self._n_told : n]
+            self._n_told = n
+            if reasoning or content or calls or tokens:
+                origin = self._origins.take() if self._origins else None
+                self._tell(Delta(reasoning, content, calls, tokens, origin, logprobs))
+
+    def _parse(self, text: str) -> tuple[str, list[Event]]:
+        """Reasoning, and events of the rest."""
+        reasoning = ""
+        if self._reasoning:
+            reasoning, text = self._reasoning.add(text)
+            if self._is_whole:
+                rest = self._reasoning.finish()
+                reasoning, text = reasoning + rest.reasoning, text + rest.content
+        if self._calls is None:
+            return reasoning, [Content(text)]
+        events = self._calls.add(text)
+        self._has_called = self._calls.is_done
+        if self._has_called:
+            self._is_whole = True
+        elif self._is_whole:
+            events += self._calls.finish()
+        return reasoning, events
+
+    def _n_tokens(self) -> int:
+        """Tokens of the answer so far: those within the text that was shown."""
+        if self._is_whole and not self._is_cut:
+            return len(self._tokens)
+        return self._detokenizer.n_tokens(self._n_chars)
+
+    def _failure(self) -> Failure | None:
+        reason = self._following.failure if self._following else None
+        if reason is None or self._is_cut or self._has_called:
+            return None
+        return Failure(RequestError(f"the answer's grammar could not be followed: {reason}"))
+
+    def _end(self, chunk: Chunk) -> End:
+        finish: Finish = "stop"
+        if chunk.finish_reason == "length" and not self._is_cut and not self._has_called:
+            finish = "length"
+        if self._calls and self._calls.n_calls and finish == "stop":
+            finish = "tool_calls"
+        n_tokens, n_reasoning = self._n_tokens(), 0
+        if self._reasoning:
+            end = self._reasoning.end
+            n_reasoning = n_tokens if end is None else self._detokenizer.n_tokens(end)
+        return End(finish, n_tokens, n_reasoning, chunk.stats or Stats())

@@ -1,0 +1,1 @@
+"""One module an architecture: what the pinned llama.cpp requires of its files."""

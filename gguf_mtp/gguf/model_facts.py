@@ -1,0 +1,219 @@
+"""GGUF header -> `ModelFacts`; refuses, in words, what llama.cpp would abort the process on.
+
+Knows llama.cpp's names for hyperparameters and what its loader asserts for every architecture. What
+one architecture asserts on top (and what its MTP graph asserts) is that architecture's module,
+today `deepseek2.py` alone. How a header lies in a file is `header.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gguf_mtp.errors import LoadFailed, UnsupportedModel
+from gguf_mtp.gguf import cache_layout
+from gguf_mtp.gguf.arch import deepseek2, deepseek32, nextn, recurrent
+from gguf_mtp.gguf.header import Header, read_header
+from gguf_mtp.gguf.hparams import Hparams
+from gguf_mtp.types import ModelFacts, TensorInfo
+
+__all__ = ["facts", "is_side_file", "read", "read_any", "summary"]
+
+# architecture -> (what would abort a plain run, what keeps its MTP block from drafting)
+Check = Callable[[Header, Hparams], "str | None"]
+ARCHITECTURES: Mapping[str, tuple[Check, Check]] = {
+    "deepseek2": (deepseek2.why_not_run, deepseek2.why_not_draft),
+    "deepseek32": (deepseek32.why_not_run, deepseek32.why_not_draft),
+    **dict.fromkeys(nextn.GRAPHS, (nextn.why_not_run, nextn.why_not_draft)),
+    **dict.fromkeys(cache_layout.WITH_BLOCK, (recurrent.why_not_run, nextn.why_not_draft)),
+}
+DRAFT_HEADS = {"eagle3": "an EAGLE-3 head", "dflash": "a DFlash head"}
+"""Architectures that draft from another model's layers: alone they run from an input that nothing
+fills, and answer with noise."""
+MAX_LAYERS, MAX_EXPERTS = 512, 1024  # llama-hparams.h
+FIRST_TENSOR = "blk.0.attn_norm.weight"
+ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
+
+# Which part of the model a tensor belongs to, by its name inside its layer; first match wins.
+GROUPS: Sequence[tuple[str, str]] = (
+    ("token_embd", "embedding"),
+    ("output", "output"),
+    (r".*_exps\.", "experts"),
+    (r".*_shexp\.", "shared experts"),
+    (r"(ffn_gate_inp|exp_probs_b)", "router"),
+    (r".*norm", "norms"),
+    ("attn_", "attention"),
+    ("ffn_", "dense ffn"),
+)
+
+
+def read(path: str | os.PathLike[str]) -> ModelFacts:
+    """The facts of a GGUF file (of its first shard's name, when it is split).
+
+    Raises `LoadFailed` when the file is missing, not a GGUF, damaged or cut short, and
+    `UnsupportedModel` when it is sound but llama.cpp would abort the process on it.
+    """
+    return facts(read_header(path), os.fspath(path))
+
+
+def read_any(path: str | os.PathLike[str]) -> ModelFacts:
+    """As `read`, but also of a side file: an MTP block without its model."""
+    found = _facts(read_header(path), os.fspath(path))
+    if is_side_file(found) and found.can_draft:
+        why = "an MTP block without its model: use it as --draft-model, or graft it"
+        return replace(found, reason=why)
+    return found
+
+
+def is_side_file(facts: ModelFacts) -> bool:
+    """Whether the file holds an MTP block without the model around it; llama.cpp asks the same."""
+    return facts.n_mtp > 0 and all(t.name != FIRST_TENSOR for t in facts.tensors)
+
+
+def facts(header: Header, path: str) -> ModelFacts:
+    """As `read`, of a header read before."""
+    found = _facts(header, path)
+    if is_side_file(found):
+        raise UnsupportedModel(
+            f"{path} cannot be run: it holds an MTP block without the rest of the model; "
+            "load the model and pass this file as --draft-model"
+        )
+    return found
+
+
+def _facts(header: Header, path: str) -> ModelFacts:
+    arch = header.kv.get("general.architecture")
+    if not isinstance(arch, str) or not arch:
+        raise LoadFailed(f"{path} does not name its architecture (general.architecture)")
+    if arch in DRAFT_HEADS:
+        raise UnsupportedModel(
+            f"{path} is {DRAFT_HEADS[arch]} ({arch}): it drafts from the layers of another model, "
+            "which gguf-mtp does not support yet"
+        )
+    kind = header.kv.get("general.type", "model")
+    if kind != "model" or arch == "clip":
+        raise UnsupportedModel(f"{path} is not a language model ({arch}, general.type {kind!r})")
+    if not header.tensors:
+        raise UnsupportedModel(f"{path} holds no tensors, so it is a vocabulary without a model")
+    hparams = Hparams(header.kv, arch, path)
+    n_blocks, n_mtp = hparams.count("block_count"), hparams.count("nextn_predict_layers", 0)
+    problem = _why_not_load(header, hparams)
+    why_not_run, why_not_draft = ARCHITECTURES.get(arch, (None, None))
+    if problem is None and why_not_run is not None:
+        problem = why_not_run(header, hparams)
+    if problem is not None:
+        raise UnsupportedModel(f"{path} cannot be run: {problem}")
+    if n_mtp == 0:
+        obstacle: str | None = "the file has no MTP block"
+    elif why_not_draft is None:
+        why = nextn.why_not_known(hparams)
+        obstacle = f"drafting with the MTP block of a {arch} model is not supported: {why}"
+    else:
+        obstacle = why_not_draft(header, hparams)
+    return ModelFacts(
+        path=path,
+        architecture=arch,
+        name=str(header.kv.get("general.name", "")),
+        n_layer=n_blocks - n_mtp,  # block_count counts the MTP blocks too
+        n_mtp=n_mtp,
+        n_embd=hparams.count("embedding_length"),
+        n_vocab=hparams.n_vocab,
+        context_length=hparams.count("context_length"),
+        n_expert=hparams.count("expert_count", 0),
+        n_expert_used=hparams.largest("expert_used_count", 0),
+        can_draft=obstacle is None,
+        reason=obstacle or _why_draft(hparams, n_blocks - n_mtp),
+        tensors=header.tensors,
+        kv=header.kv,
+    )
+
+
+def _why_draft(hparams: Hparams, n_layer: int) -> str:
+    found = f"blk.{n_layer} is an MTP block that llama.cpp can run"
+    if not cache_layout.is_recurrent(hparams.arch):
+        return found
+    n_states = cache_layout.kept(hparams.kv, hparams.arch, n_layer).count("state")
+    size = n_states * cache_layout.state_bytes(hparams.kv, hparams.arch) / (1 << 20)
+    return (
+        f"{found}; {n_states} of {n_layer} layers are recurrent, so each sequence keeps a state of "
+        f"{size:,.2f} MiB, plus one more for each token of --draft-max"
+    )
+
+
+def _why_not_load(header: Header, hparams: Hparams) -> str | None:
+    """What llama_model_base::load_hparams and the CPU's operators assert for every model."""
+    n_blocks, n_mtp = hparams.count("block_count"), hparams.count("nextn_predict_layers", 0)
+    if not 1 <= n_blocks <= MAX_LAYERS:
+        return f"it has {n_blocks} blocks, but llama.cpp takes 1 to {MAX_LAYERS}"
+    if n_mtp >= n_blocks:
+        return f"its header declares {n_mtp} MTP blocks, but only {n_blocks} blocks in all"
+    scaling = hparams.get("rope.scaling.type", "linear")
+    if scaling not in ROPE_SCALINGS:
+        return f"its RoPE scaling {scaling!r} is not one of {', '.join(ROPE_SCALINGS)}"
+    for tensor in header.tensors:
+        if tensor.name.endswith("norm.weight") and tensor.type != "F32":
+            return f"{tensor.name} is {tensor.type}, but llama.cpp requires F32 norms"
+    return _why_not_route(hparams)
+
+
+def _why_not_route(hparams: Hparams) -> str | None:
+    n_expert, n_used = hparams.count("expert_count", 0), hparams.largest("expert_used_count", 0)
+    n_groups = hparams.count("expert_group_count", 0)
+    if hparams.arch.startswith("hunyuan") and n_expert <= 1:
+        return None  # the loader takes these for dense models
+    if n_expert > MAX_EXPERTS:
+        return f"it has {n_expert} experts, but llama.cpp takes at most {MAX_EXPERTS}"
+    if n_used > n_expert or (n_expert and not n_used):
+        return f"it uses {n_used} of {n_expert} experts"
+    if n_groups and n_groups >= n_expert:
+        return f"it has {n_groups} expert groups, but only {n_expert} experts"
+    if n_groups > 1:
+        n_groups_used = hparams.count("expert_group_used_count", 0)
+        if n_expert % n_groups:
+            return f"its {n_expert} experts do not divide into {n_groups} groups"
+        if not 0 < n_groups_used < n_groups:
+            return (
+                f"it uses {n_groups_used} of {n_groups} expert groups, but must use at least one "
+                "and not all"
+            )
+    return None
+
+
+def summary(facts: ModelFacts) -> dict[str, Any]:
+    """The facts as plain JSON values.
+
+    `tensors` holds bytes by part of the model and by type, `{"experts": {"Q8_0": 123}, ...}`;
+    everything in an MTP block is the part "mtp". `vocab` is a number of tokens.
+    """
+    groups: dict[str, dict[str, int]] = {}
+    for tensor in facts.tensors:
+        types = groups.setdefault(_group(tensor, facts.n_layer), {})
+        types[tensor.type] = types.get(tensor.type, 0) + tensor.n_bytes
+    files = {facts.path} | {tensor.file for tensor in facts.tensors}
+    return {
+        "path": facts.path,
+        "name": facts.name,
+        "file_bytes": sum(Path(file).stat().st_size for file in files),
+        "architecture": facts.architecture,
+        "n_layer": facts.n_layer,
+        "n_mtp": facts.n_mtp,
+        "can_draft": facts.can_draft,
+        "reason": facts.reason,
+        "context_length": facts.context_length,
+        "vocab": facts.n_vocab,
+        "tensors": groups,
+    }
+
+
+def _group(tensor: TensorInfo, n_layer: int) -> str:
+    match = re.fullmatch(r"blk\.(\d+)\.(.+)", tensor.name)
+    if match and int(match[1]) >= n_layer:
+        return "mtp"
+    name = match[2] if match else tensor.name
+    if name.startswith("output_norm"):
+        return "norms"
+    return next((group for pattern, group in GROUPS if re.match(pattern, name)), "other")

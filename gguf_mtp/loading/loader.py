@@ -1,0 +1,213 @@
+"""A path and options in, a `Session` out: the only place where the parts are put together.
+
+Knows what options mean together; decides nothing during generation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import subprocess
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from gguf_mtp.depth import AutoDepth, DepthOptions, depth_for
+from gguf_mtp.depth.protocol import Depth
+from gguf_mtp.drafters.registry import wished
+from gguf_mtp.engine.config import MAX_THREADS, EngineLimits
+from gguf_mtp.engine.engine import Engine
+from gguf_mtp.errors import RequestError
+from gguf_mtp.gguf import model_facts
+from gguf_mtp.gguf.bytes_per_token import kv_per_cell, weights_per_token
+from gguf_mtp.loading import depth_cache
+from gguf_mtp.loading.build import Frame, assemble
+from gguf_mtp.loading.select import Lineup, line_up
+from gguf_mtp.loading.select import Wishes as DraftWishes
+from gguf_mtp.offload import Contexts, Subject
+from gguf_mtp.offload.options import Placement
+from gguf_mtp.placement import context_size
+from gguf_mtp.placement.context_size import N_BATCH, N_CTX
+from gguf_mtp.placement.draft_placement import settle_beside
+from gguf_mtp.placement.settle import find_out, settle
+from gguf_mtp.session import Session
+from gguf_mtp.types import ModelFacts
+
+log = logging.getLogger(__name__)
+
+DRAFT_MAX = 8
+"""Draft tokens per round when the user names no bound; the depth decision rarely goes so far."""
+IDLE_SHARE = 0.02
+"""What idle prefixes may slow the active sequences by."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How to run a model. `n_ctx` 0: the model's, at most 8,192; it counts one sequence's tokens.
+
+    `draft` names the drafters (`drafters.names`), the preferred one first. "auto" takes the MTP
+    block where there is one and copies beside it, "mtp" demands the block, "off" never drafts: then
+    no block is loaded, nor a context made for it. `draft_model` is a file to draft with: one with
+    the MTP block, instead of the model's own, or a smaller model with the same vocabulary; without
+    it, a model that has no block takes the `mtp-*.gguf` beside it that belongs to it. `draft_min`
+    and `draft_max` bound a draft's length. `n_threads` 0: one per physical core. `strict` makes
+    texts independent of the draft depth to the last bit: F32 KV cache, no flash attention, one
+    thread (for files of F32 weights). `placement`: what lies on which device; by default a plan is
+    made. Raises `RequestError` for values out of range.
+    """
+
+    n_ctx: int = 0
+    n_seq: int = 1
+    n_threads: int = 0
+    draft: str = "auto"
+    draft_min: int = 0
+    draft_max: int = DRAFT_MAX
+    draft_p_min: float = 0.0
+    memory: Path | None = None
+    strict: bool = False
+    draft_model: Path | None = None
+    placement: Placement = field(default_factory=Placement)
+
+    def __post_init__(self) -> None:
+        _at_least(self.n_ctx, 0, "the context size")
+        _at_least(self.n_seq, 1, "the number of sequences")
+        _at_least(self.n_threads, 0, "the number of threads")
+        if self.n_threads > MAX_THREADS:
+            raise RequestError(
+                f"the thread count is {self.n_threads}, but ggml supports at most {MAX_THREADS}"
+            )
+        wished(self.draft)
+        DepthOptions(self.draft_min, self.draft_max, self.draft_p_min)
+        kinds = {self.placement.cache_k, self.placement.cache_v}
+        if self.strict and (kinds - {"f16", "f32"} or self.placement.flash == "on"):
+            raise RequestError(
+                "--strict uses an F32 KV cache without flash attention, so --cache-type-k, "
+                "--cache-type-v and --flash-attn on cannot be given with it"
+            )
+        if self.draft_max > N_BATCH // 2:
+            raise RequestError(f"draft-max is {self.draft_max}, but must be at most {N_BATCH // 2}")
+
+
+def load(path: str | Path, options: LoadOptions | None = None) -> Session:
+    """Loads a GGUF and makes it ready to answer; a context manager.
+
+    Raises `LoadFailed` (missing, damaged, no memory), `UnsupportedModel` (cannot run; cannot draft
+    as `draft` demands), `RequestError` (options that contradict each other).
+    """
+    options = options or LoadOptions()
+    facts = model_facts.read(path)
+    lineup = _line_up(facts, options)
+    n_ctx = options.n_ctx or min(facts.context_length, N_CTX)
+    subject = _subject(facts, lineup, options, n_ctx)
+    with ExitStack() as stack:
+        wishes = _wishes(options)
+        beside = settle_beside(lineup.model, subject.contexts, wishes)
+        settled = settle(subject, wishes, beside.plan if beside else None)
+        n_threads = 1 if options.strict else options.n_threads or physical_cores()
+        frame = Frame(settled, lineup, n_threads, options.strict, beside)
+        model, block, target, drafters = assemble(frame, stack)
+        limits = EngineLimits(
+            n_ctx=n_ctx,
+            n_seq=options.n_seq,
+            n_batch=target.options.n_batch,
+            end_tokens=model.vocab.end_tokens,
+            fingerprint=_fingerprint([facts, lineup.side, lineup.model], settled.subject.contexts),
+            n_idle=_idle_cells(settled.subject),
+        )
+        depth = _depth(options, frame, limits.fingerprint, stack)
+        engine = Engine(target, drafters, depth, limits)
+        lying = find_out(settled, model, block)
+        if beside is not None:
+            lying = lying._replace(beside=beside.plan)
+        return Session(engine, model.vocab, facts, stack.pop_all(), lineup.side, lying)
+
+
+def _line_up(facts: ModelFacts, options: LoadOptions) -> Lineup:
+    """Who drafts; checked before anything is loaded."""
+    if options.draft_max == 0:
+        return Lineup()
+    is_fixed = options.draft_min == options.draft_max
+    return line_up(facts, DraftWishes(options.draft, options.draft_model, is_fixed))
+
+
+def _wishes(options: LoadOptions) -> Placement:
+    if not options.strict:
+        return options.placement
+    return replace(options.placement, cache_k="f32", cache_v="f32", flash="off")
+
+
+def _subject(facts: ModelFacts, lineup: Lineup, options: LoadOptions, n_ctx: int) -> Subject:
+    n_draft = options.draft_max if lineup.names else 0
+    n_batch = options.placement.n_batch
+    sizes = context_size.contexts(n_ctx, options.n_seq, n_draft, "mtp" in lineup.names, n_batch)
+    return Subject(facts, context_size.with_states(sizes, facts, n_draft), lineup.side)
+
+
+def _depth(options: LoadOptions, frame: Frame, fingerprint: str, stack: ExitStack) -> Depth:
+    """The depth decision; what it learns is stored when `stack` closes."""
+    drafts = bool(frame.lineup.names)
+    most = options.draft_max if drafts else 0
+    depth = depth_for(DepthOptions(options.draft_min if drafts else 0, most, options.draft_p_min))
+    if options.memory and isinstance(depth, AutoDepth):
+        where = frame.settled.where
+        file = depth_cache.file_for(
+            options.memory, fingerprint, frame.n_threads, where, options.n_seq, most
+        )
+        depth_cache.recall(depth, file)
+        stack.callback(depth_cache.remember, depth, file)
+    return depth
+
+
+def _idle_cells(subject: Subject) -> int:
+    """How many cells idle prefixes may hold while others decode: attention reads them too, so their
+    bytes stay within `IDLE_SHARE` of the bytes a token reads anyway."""
+    contexts = subject.contexts
+    per_cell = kv_per_cell(subject.facts, contexts.cache_k, contexts.cache_v) or 1
+    return int(IDLE_SHARE * weights_per_token(subject.facts) / per_cell)
+
+
+def _fingerprint(files: Sequence[ModelFacts | None], contexts: Contexts) -> str:
+    """Names the weights, the target's first, and the cache's types; from the headers and samples of
+    the data."""
+    digest = hashlib.sha256()
+    facts = files[0]
+    assert facts
+    tensors = [tensor for one in files if one for tensor in one.tensors]
+    for tensor in tensors:
+        digest.update(repr(tensor[:4]).encode())
+    for file in sorted({tensor.file for tensor in tensors}):
+        with Path(file).open("rb") as stream:
+            size = stream.seek(0, os.SEEK_END)
+            for part in range(8):
+                stream.seek(size * part // 8)
+                digest.update(stream.read(1 << 16))
+    kinds = [contexts.cache_k.upper(), contexts.cache_v.upper()]
+    kind = kinds[0] if kinds[0] == kinds[1] else "/".join(kinds)
+    return f"{facts.name or facts.architecture} {digest.hexdigest()[:16]} with {kind} cache"
+
+
+def physical_cores() -> int:
+    """Cores this process may run on, hardware threads of one core counted once; on macOS those that
+    are fast."""
+    if not hasattr(os, "sched_getaffinity"):
+        for name in ("hw.perflevel0.physicalcpu", "hw.physicalcpu"):
+            with suppress(OSError, ValueError):
+                asked = ["sysctl", "-n", name]
+                return int(subprocess.run(asked, capture_output=True, text=True).stdout)
+        return os.cpu_count() or 1
+    usable = os.sched_getaffinity(0)
+    siblings = set()
+    for cpu in usable:
+        try:
+            path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+            siblings.add(path.read_text())
+        except OSError:
+            siblings.add(str(cpu))
+    return len(siblings)
+
+
+def _at_least(value: int, least: int, what: str) -> None:
+    if value < least:
+        raise RequestError(f"{what} is {value}, but must be {least} or more")

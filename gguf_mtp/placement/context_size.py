@@ -1,0 +1,71 @@
+"""How large contexts and batches are for a number of sequences and a draft's length.
+
+The same numbers size the run (`loader`) and the plan of a run that may never happen (`plan`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gguf_mtp.drafters.mtp import FLUSH
+from gguf_mtp.errors import RequestError
+from gguf_mtp.gguf import cache_layout
+from gguf_mtp.offload.buffers import Contexts
+from gguf_mtp.offload.options import Placement
+from gguf_mtp.offload.parts import Subject
+from gguf_mtp.types import ModelFacts
+
+__all__ = ["N_BATCH", "N_CTX", "as_wished", "contexts", "with_states"]
+
+N_CTX = 8192
+"""Context when the user names none, or the model's own where that is smaller."""
+N_BATCH = 512
+"""Rows of a decode: a prompt is read in chunks of this many."""
+
+
+def contexts(
+    n_ctx: int, n_seq: int, n_draft: int = 0, has_block: bool = False, n_batch: int = 0
+) -> Contexts:
+    """Contexts for `n_seq` sequences of `n_ctx` cells each, in which a round is one pass.
+
+    Drafts have up to `n_draft` tokens; `has_block`: an MTP block makes some. `n_batch` 0:
+    `N_BATCH`.
+    """
+    n_rows = n_seq * (n_draft + 1)
+    return Contexts(
+        n_cells=n_ctx * n_seq,
+        n_seq=n_seq,
+        n_batch=max(n_batch or N_BATCH, n_rows),
+        n_draft_batch=max(2 * FLUSH, n_rows) if has_block else 0,
+        n_outputs=n_rows,
+    )
+
+
+def with_states(contexts: Contexts, facts: ModelFacts, n_draft: int) -> Contexts:
+    """The same for a model with recurrent layers: a draft of `n_draft` tokens can be refused."""
+    if facts.architecture not in cache_layout.GOES_BACK:
+        return contexts
+    # llama.cpp wants room for a row more than it keeps states.
+    return replace(contexts, n_rewind=n_draft, n_batch=max(contexts.n_batch, n_draft + 2))
+
+
+def as_wished(subject: Subject, wishes: Placement) -> Contexts:
+    """The subject's contexts with the types and switches that the user names. Raises
+    `RequestError` for types that the model's cache cannot have."""
+    contexts, facts = subject.contexts, subject.facts
+    is_mla = f"{facts.architecture}.attention.key_length_mla" in facts.kv
+    if is_mla and wishes.cache_k != wishes.cache_v:
+        raise RequestError(
+            f"{facts.architecture} keeps keys and values in one cache, so --cache-type-k "
+            f"{wishes.cache_k} and --cache-type-v {wishes.cache_v} must be equal"
+        )
+    return replace(
+        contexts,
+        cache_k=wishes.cache_k,
+        cache_v=wishes.cache_v,
+        attention=wishes.flash,
+        flash=wishes.flash != "off",
+        kv_offload=wishes.kv_offload,
+        op_offload=wishes.op_offload != "off",
+        insists=wishes.op_offload == "on",
+    )

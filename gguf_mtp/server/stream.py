@@ -1,0 +1,149 @@
+"""One HTTP request's answers, carried from the worker's thread to the event loop.
+
+Closing an exchange cancels what is still unfinished, so a client that leaves costs nothing more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator, Callable
+
+from starlette.types import Receive
+
+from gguf_mtp.answers.parse import Delta, End, Failure, News, Reader
+from gguf_mtp.server.access_log import Entry
+from gguf_mtp.server.engine_thread import Job, Ticket, Worker
+from gguf_mtp.server.error_responses import problem_of
+from gguf_mtp.server.plan import Plan
+from gguf_mtp.server.responses import Choice, Shapes, sse
+
+__all__ = ["Exchange", "collect", "stream", "until_gone"]
+
+COMMENT = b": reading the prompt\n\n"
+DONE = b"data: [DONE]\n\n"
+
+
+class Exchange:
+    """Asks the worker for all choices of a plan. A context manager; made on the event loop. `entry`
+    is told what becomes of them. What nobody reads before it is whole comes with its end: the loop
+    is not woken for it, which would hold up llama.cpp's threads.
+
+    Raises `Unavailable` when the queue is full, and `RequestError` for stop strings that are none.
+    """
+
+    def __init__(self, worker: Worker, plan: Plan, entry: Entry) -> None:
+        self.n_choices = plan.n_choices
+        self._worker, self._entry = worker, entry
+        self._loop = asyncio.get_running_loop()
+        self._news: asyncio.Queue[tuple[int, News]] = asyncio.Queue()
+        self._n_open = plan.n_choices
+        self._is_stream = plan.stream
+        index = 0
+        jobs: list[Job] = []
+        for prompt in plan.prompts:
+            for params in plan.params:
+                following = plan.constrain()
+                options = dataclasses.replace(plan.options, constraint=following)
+                reader = Reader(plan.reading, self._teller(index), following)
+                jobs.append(Job(reader, prompt, params, plan.max_tokens, options))
+                index += 1
+        self._tickets: list[Ticket] = worker.submit(jobs)
+        entry.begin(plan)
+
+    async def news(self, timeout: float | None) -> tuple[int, News] | None:
+        """The next news with its choice; None when none came for `timeout` seconds."""
+        try:
+            index, news = await asyncio.wait_for(self._news.get(), timeout)
+        except asyncio.TimeoutError:  # in Python 3.10 it is no TimeoutError
+            return None
+        if not isinstance(news, Delta):
+            self._n_open -= 1
+        return index, news
+
+    @property
+    def is_over(self) -> bool:
+        return self._n_open == 0
+
+    def __enter__(self) -> Exchange:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Cancels what is unfinished."""
+        if not self.is_over:
+            self._entry.leave()
+            self._worker.cancel(self._tickets)
+
+    def _teller(self, index: int) -> Callable[[News], None]:
+        """What a reader calls on the worker's thread."""
+
+        held: list[tuple[int, News]] = []
+
+        def tell(news: News) -> None:
+            self._entry.see(index, news)
+            held.append((index, news))
+            if (self._is_stream or not isinstance(news, Delta)) and not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(self._pass_on, held.copy())
+                held.clear()
+
+        return tell
+
+    def _pass_on(self, held: list[tuple[int, News]]) -> None:
+        for one in held:
+            self._news.put_nowait(one)
+
+
+async def collect(exchange: Exchange) -> list[Choice]:
+    """All choices, complete. Raises what a choice failed with."""
+    choices = [Choice() for _ in range(exchange.n_choices)]
+    while not exchange.is_over:
+        found = await exchange.news(None)
+        assert found
+        index, news = found
+        if isinstance(news, Failure):
+            raise news.error
+        if isinstance(news, End):
+            choices[index].end = news
+        else:
+            choices[index].add(news)
+    return choices
+
+
+async def stream(
+    exchange: Exchange, plan: Plan, shapes: Shapes, comment_s: float
+) -> AsyncIterator[bytes]:
+    """Server-sent events. A comment goes out whenever nothing else did for `comment_s` seconds
+    (0: never), so that no proxy takes a long prompt for a dead connection."""
+    opened: set[int] = set()
+    ends: dict[int, End] = {}
+    while not exchange.is_over:
+        found = await exchange.news(comment_s or None)
+        if found is None:
+            yield COMMENT
+            continue
+        index, news = found
+        if isinstance(news, Failure):
+            exchange.close()
+            yield sse(problem_of(news.error).body())
+            yield DONE
+            return
+        if plan.is_chat and index not in opened:
+            opened.add(index)
+            yield sse(shapes.opening(index))
+        if isinstance(news, End):
+            ends[index] = news
+            yield sse(shapes.end(index, news))
+        else:
+            yield sse(shapes.delta(index, news))
+    if plan.include_usage:
+        yield sse(shapes.usage([ends[i] for i in range(exchange.n_choices)]))
+    yield DONE
+
+
+async def until_gone(receive: Receive) -> None:
+    """Returns when the client has left."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,59 @@
+"""Examples in the documents run, as a reader would run them."""
+
+from __future__ import annotations
+
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gguf_mtp.demo import demo_model
+
+pytestmark = pytest.mark.native
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = [
+    pytest.param(code, id=f"{document}-{i}")
+    for document in ("README.md", "docs/PYTHON.md", "docs/PLACEMENT.md")
+    for i, code in enumerate(
+        re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(encoding="utf-8"), re.S)
+    )
+]
+EXPECTED = {
+    "docs/PYTHON.md-0": "The capital of France is Paris.",
+    "docs/PYTHON.md-2": "What is the capital of Italy? The capital of Italy is Rome.",
+    "docs/PYTHON.md-3": "cancelled 2",
+    "docs/PLACEMENT.md-0": "CPU ",
+    "docs/PYTHON.md-4": "tokens were not read again",
+}
+
+
+@pytest.mark.parametrize("code", EXAMPLES)
+def test_example(code: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    for name in ("model.gguf", "v3.gguf"):
+        (tmp_path / name).symlink_to(demo_model())
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert EXPECTED.get(request.node.callspec.id, "") in done.stdout
+    assert done.stdout.strip()
+
+
+NAMES = [
+    (document, name)
+    for document in [Path("README.md"), *sorted(Path("docs").glob("*.md"))]
+    for name in sorted(
+        set(re.findall(r"`(gguf_mtp(?:\.\w+)+)", (ROOT / document).read_text(encoding="utf-8")))
+    )
+]
+
+
+@pytest.mark.parametrize(("document", "name"), NAMES, ids=lambda value: str(value))
+def test_a_dotted_name_exists(document: Path, name: str) -> None:
+    """`gguf_mtp.a.b.C`: the longest part that is a module is imported, the rest looked up."""
+    del document
+    assert pkgutil.resolve_name(name) is not None

@@ -1,0 +1,307 @@
+"""The web page in a real browser, over a scripted engine: what a reader sees and does."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from playwright.sync_api import Browser
+
+from gguf_mtp.server.access import Access
+from gguf_mtp.server.app import ServerOptions
+from gguf_mtp.telemetry.metrics import Metrics
+from tests.support.browser import Tab, browser, command
+from tests.support.chat_formats import CHATML, V31
+from tests.support.scripted import Answer, ScriptedEngine
+from tests.support.serving import served_of, serving
+
+pytestmark = [
+    pytest.mark.web,
+    pytest.mark.skipif(command() is None, reason="no Chromium here (apt install chromium)"),
+]
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with browser() as started:
+        yield started
+
+
+@pytest.fixture
+def any_tab(chromium: Browser) -> Iterator[Tab]:
+    made = Tab(chromium)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def tab(any_tab: Tab) -> Iterator[Tab]:
+    yield any_tab
+    assert any_tab.complaints() == []
+
+
+def replies(*texts: str) -> Callable[[str, int], Answer]:
+    return lambda _, n: Answer(texts[n % len(texts)], chunk=3)
+
+
+def ask(tab: Tab, text: str) -> None:
+    tab.click("#text")
+    tab.type(text)
+    tab.press("Enter")
+
+
+def done(tab: Tab, n_messages: int) -> None:
+    tab.wait(
+        f"document.querySelectorAll('article').length === {n_messages} "
+        "&& !document.querySelector('.writing')"
+    )
+
+
+def test_a_chat_with_every_tokens_origin(tab: Tab) -> None:
+    engine = ScriptedEngine(replies("Paris, é🐻.", "Rome."))
+    with serving(engine, served_of(engine, CHATML)) as server:
+        tab.open(server.url)
+        tab.wait("document.querySelector('#model').innerText === 'scripted'")
+        ask(tab, "France?")
+        done(tab, 2)
+        assert tab.text("article.user") == "France?"
+        assert tab.text("article.assistant > .text") == "Paris, é🐻."
+        tokens = tab.run(
+            "[...document.querySelectorAll('article.assistant .token')]"
+            ".map(t => [t.innerText, t.className])"
+        )
+        assert tokens[:3] == [["P", "token mtp"], ["a", "token mtp"], ["r", "token target"]]
+        colours = tab.run(
+            "[...document.querySelectorAll('article.assistant .token')].slice(0, 3)"
+            ".map(t => getComputedStyle(t).backgroundColor)"
+        )
+        assert colours == ["rgb(211, 240, 217)"] * 2 + ["rgba(0, 0, 0, 0)"]
+        assert tab.text("#acceptance") == "100 %"
+        assert tab.text("#depth") == "1.8"  # 9 drafted in 5 rounds
+        assert tab.text("#speed") == "11.2"  # the server's own account: 14 tokens in 1.25 s
+        ask(tab, "Italy?")
+        done(tab, 4)
+        messages = engine.requests[1]
+    prompt = engine._show(messages.prompt)
+    assert "France?" in prompt
+    assert "Paris, é🐻." in prompt
+    assert prompt.index("Paris") < prompt.index("Italy?")
+
+
+def test_text_is_never_markup(tab: Tab) -> None:
+    bad = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+    engine = ScriptedEngine(replies(bad))
+    with serving(engine, served_of(engine, CHATML)) as server:
+        tab.open(server.url)
+        ask(tab, bad)
+        done(tab, 2)
+        assert tab.text("article.user") == tab.text("article.assistant > .text") == bad
+        assert tab.run("document.querySelectorAll('article img, article script').length") == 0
+
+
+def test_stop_ends_the_answer_and_keeps_what_was_written(tab: Tab) -> None:
+    engine = ScriptedEngine(lambda *_: Answer("x" * 2000, chunk=2))
+    engine.steps = threading.Semaphore(0)
+    with serving(engine, served_of(engine, CHATML)) as server:
+        tab.open(server.url)
+        for n, click in ((1, True), (2, False)):
+            ask(tab, "Go")
+            engine.steps.release(6)
+            tab.wait("[...document.querySelectorAll('.writing .token')].length > 3")
+            assert tab.run("document.querySelector('#send').hidden")
+            if click:
+                tab.click("#stop")
+            else:
+                tab.press("Escape")
+            tab.wait("!document.querySelector('.writing')")
+            assert tab.run("document.querySelector('article:last-child .note').innerText") == (
+                "stopped"
+            )
+            assert not tab.run("document.querySelector('#send').hidden")
+            for _ in range(900):  # the cancellation is noticed between two rounds
+                if engine.cancelled[-1:] == [n]:
+                    break
+                engine.steps.release()
+                time.sleep(0.01)
+        assert engine.cancelled == [1, 2]
+
+
+def test_regenerate_asks_the_same_again(tab: Tab) -> None:
+    engine = ScriptedEngine(replies("first", "second"))
+    with serving(engine, served_of(engine, CHATML)) as server:
+        tab.open(server.url)
+        ask(tab, "Say")
+        done(tab, 2)
+        tab.click(".again")
+        tab.wait("document.querySelector('article.assistant > .text').innerText === 'second'")
+        done(tab, 2)
+    assert engine.requests[0].prompt == engine.requests[1].prompt
+
+
+def test_history_and_settings_survive_a_reload(tab: Tab) -> None:
+    engine = ScriptedEngine(replies("Paris", "Rome"))
+    with serving(engine, served_of(engine, CHATML)) as server:
+        tab.open(server.url)
+        tab.click("#settings-open")
+        for name, value in [("temperature", "0.5"), ("seed", "7"), ("system", "Be brief.")]:
+            tab.click(f"#{name}")
+            tab.type(value)
+        tab.click("dialog button")
+        ask(tab, "France?")
+        done(tab, 2)
+        tab.click("#settings-open")
+        tab.press("Escape")  # leaves them as they are
+        tab.click("#new")
+        done(tab, 0)
+        ask(tab, "Italy?")
+        done(tab, 2)
+        tab.open(server.url)
+        done(tab, 2)
+        assert tab.text("article.assistant > .text") == "Rome"
+        options = "[...document.querySelectorAll('#chats option')].map(o => o.innerText)"
+        assert tab.run(options) == ["Italy?", "France?"]
+        tab.run(
+            "(() => { const s = document.querySelector('#chats'); s.selectedIndex = 1;"
+            " s.dispatchEvent(new Event('change')); })()"
+        )
+        assert tab.text("article.assistant > .text") == "Paris"
+        assert tab.run("document.querySelectorAll('.token.mtp').length") == 4
+        tab.click(".again")
+        done(tab, 2)
+        tab.click("#delete")
+        assert tab.run(options) == ["Italy?"]
+        tab.open(server.url)
+        assert tab.run(options) == ["Italy?"]
+    for request in engine.requests:
+        assert (request.params.temperature, request.params.seed) == (0.5, 7)
+        assert "Be brief." in engine._show(request.prompt)
+
+
+def test_reasoning_is_folded_and_not_sent_back(tab: Tab) -> None:
+    engine = ScriptedEngine(replies("Let me think.</think>Paris."))
+    with serving(engine, served_of(engine, V31)) as server:
+        tab.open(server.url)
+        # The demo's templates think only when told to; the page sends what its settings say.
+        tab.run(
+            "(() => { const real = fetch; window.fetch = (url, o) => real(url, o?.body ?"
+            " {...o, body: JSON.stringify({...JSON.parse(o.body),"
+            " chat_template_kwargs: {thinking: true}})} : o); })()"
+        )
+        ask(tab, "France?")
+        done(tab, 2)
+        assert tab.text("article.assistant > .text") == "Paris."
+        assert not tab.run("document.querySelector('.assistant details').open")
+        tab.click(".assistant summary")
+        assert tab.text(".assistant details .text") == "Let me think."
+        ask(tab, "Sure?")
+        done(tab, 4)
+    assert "Let me think" not in engine._show(engine.requests[1].prompt)
+
+
+def test_a_key_is_asked_for_and_used(any_tab: Tab) -> None:
+    tab = any_tab
+    engine = ScriptedEngine(replies("Paris"))
+    options = ServerOptions(Access(api_key="sesame"))
+    with serving(engine, served_of(engine, CHATML), options) as server:
+        tab.open(server.url)
+        tab.wait("document.querySelector('dialog').open")
+        assert tab.run("document.activeElement.id") == "key"
+        tab.type("sesame")
+        tab.press("Enter")
+        tab.wait("document.querySelector('#model').innerText === 'scripted'")
+        ask(tab, "France?")
+        done(tab, 2)
+        assert tab.text("article.assistant > .text") == "Paris"
+        stored = tab.run("JSON.stringify(localStorage) + document.cookie")
+        assert "sesame" not in stored  # it goes with the tab
+    complaints = tab.complaints()
+    assert all("401" in complaint for complaint in complaints)
+
+
+def test_what_the_server_refuses_is_said(any_tab: Tab) -> None:
+    tab = any_tab
+    engine = ScriptedEngine(replies("x"), n_ctx=60)
+    with serving(engine, served_of(engine, CHATML)) as server:
+        tab.open(server.url)
+        ask(tab, "a long question " * 10)
+        done(tab, 2)
+        assert "maximum context length is 60 tokens" in tab.text("article.assistant .note")
+    assert all("400" in complaint for complaint in tab.complaints())
+
+
+def test_an_error_in_the_middle_of_a_stream_is_said(tab: Tab) -> None:
+    failures = {3: RuntimeError("boom")}
+    engine = ScriptedEngine(replies("one two three"), failures=failures)  # type: ignore[arg-type]
+    with serving(engine, served_of(engine, CHATML)) as server:
+        tab.open(server.url)
+        ask(tab, "Go")
+        done(tab, 2)
+        assert tab.text("article.assistant > .text") == "one"
+        assert tab.text("article.assistant .note").startswith("the request failed inside")
+
+
+def test_the_speed_up_is_the_servers_estimate(tab: Tab) -> None:
+    from gguf_mtp.depth import DepthReport
+
+    engine = ScriptedEngine(replies("Paris"))
+    metrics = Metrics(lambda: DepthReport(40.0, 2, 1.374, (0.9,), None))
+    with serving(engine, served_of(engine, CHATML), ServerOptions(metrics=metrics)) as server:
+        tab.open(server.url)
+        assert tab.text("#speed-up") == "–"
+        ask(tab, "France?")
+        done(tab, 2)
+        tab.wait("document.querySelector('#speed-up').innerText === '1.37 ×'")
+
+
+@pytest.mark.parametrize("width", [320, 390, 900, 1600])
+@pytest.mark.parametrize("dark", [False, True])
+def test_nothing_is_cut_off_and_all_is_legible(tab: Tab, width: int, dark: bool) -> None:
+    long = "A word-that-is-very-long-" + "x" * 200 + " and a line.\n\nAnother paragraph. " * 8
+    engine = ScriptedEngine(replies(long))
+    with serving(engine, served_of(engine, CHATML)) as server:
+        tab.look(width, 700, dark=dark)
+        tab.open(server.url)
+        ask(tab, "Write much " * 20)
+        done(tab, 2)
+        assert tab.run("document.documentElement.scrollWidth") <= width
+        assert tab.run("document.querySelector('#log').scrollWidth") <= width
+        for selector in ("#send", "#new", "#settings-open", "#text"):
+            box = tab.run(
+                f"(() => {{ const r = document.querySelector('{selector}').getBoundingClientRect();"
+                " return [r.left, r.right, r.top, r.bottom]; })()"
+            )
+            assert 0 <= box[0] < box[1] <= width, selector
+            assert 0 <= box[2] < box[3] <= 700, selector
+        # The end of the answer is in view: the page scrolled along.
+        assert tab.run(
+            "(l => l.scrollHeight - l.scrollTop - l.clientHeight < 5)"
+            "(document.querySelector('#log'))"
+        )
+        tab.click("#settings-open")
+        tab.click("dialog button")
+        for selector in ("article .mtp", "article .target", ".note", "dt", "#send"):
+            assert contrast(tab, selector) >= 4.5, selector
+
+
+def contrast(tab: Tab, selector: str) -> float:
+    """WCAG's contrast of a text with what is behind it."""
+    colours = tab.run(
+        f"""(() => {{
+            let e = document.querySelector('{selector}');
+            const front = getComputedStyle(e).color;
+            let back = 'rgba(0, 0, 0, 0)';
+            for (; e && back === 'rgba(0, 0, 0, 0)'; e = e.parentElement)
+                back = getComputedStyle(e).backgroundColor;
+            return [front, back].map(c => c.match(/[0-9.]+/g).slice(0, 3).map(Number));
+        }})()"""
+    )
+
+    def luminance(colour: list[float]) -> float:
+        parts = [c / 255 for c in colour]
+        r, g, b = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+    low, high = sorted(map(luminance, colours))
+    return (high + 0.05) / (low + 0.05)

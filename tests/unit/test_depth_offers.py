@@ -1,0 +1,236 @@
+"""Free drafts beside others, in simulated engines: sent where they pay, never to anybody's harm.
+
+Scores are true seconds and expected tokens, against a policy that knows everything: in every round
+the best depth of the best drafter for the text at hand, its rebuilt graphs not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from statistics import median
+
+import pytest
+
+from gguf_mtp.depth import AutoDepth, FixedDepth
+from gguf_mtp.depth.drafter_selector import Contest
+from gguf_mtp.depth.protocol import Depth, Judged, Offer, Room, Round
+from gguf_mtp.types import Limit
+from tests.support.depth_bounds import CURVES, named
+from tests.support.depth_sim import MAX_DEPTH, Curve, expected_tokens, falling
+from tests.support.offers_sim import BLOCK, COPIER, Text, always, never, simulate_offers, spells
+
+N_ROUNDS, N_SEEDS = 480, 3
+GOOD = falling(0.8, 0.95)
+TEXTS = {
+    "chance only": Text(never),
+    "a copy": Text(always),
+    "passages": Text(spells),
+    "a copy, block": Text(always, block=GOOD),
+    "passages, block": Text(spells, block=GOOD),
+    "passages, weak block": Text(spells, block=falling(0.3, 0.9)),
+    "chance only, block": Text(never, block=GOOD),
+}
+SENDING = [named("flat"), named("linear"), named("not monotone"), named("graph reuse")]
+TELLING = [named("a row costs a decode"), named("graph reuse, cheap rows")]
+
+
+def best(world: Curve, text: Text, copies: bool) -> tuple[float, float]:
+    """Tokens and seconds of the best choice for one kind of round."""
+    choices = [(1.0, world.target[0])]
+    for n in range(1, MAX_DEPTH + 1):
+        if copies:
+            choices.append((expected_tokens([text.copied] * n, n), world.target[n]))
+        if text.block:
+            choices.append((expected_tokens(text.block, n), world.seconds(1 + n, n)))
+    return max(choices, key=lambda one: one[0] / one[1])
+
+
+def ideal(world: Curve, text: Text) -> float:
+    """Tokens per second of who knows everything."""
+    rounds = [best(world, text, text.passage(i)) for i in range(N_ROUNDS)]
+    return sum(tokens for tokens, _ in rounds) / sum(seconds for _, seconds in rounds)
+
+
+def rates(
+    make: Callable[[], Depth], world: Curve, text: Text, noise: float = 0.1
+) -> tuple[float, float]:
+    """Medians over seeds of tokens per second: of all rounds, and of the second half."""
+    runs = [simulate_offers(make(), world, text, N_ROUNDS, (noise, s))[0] for s in range(N_SEEDS)]
+    return median(t.rate() for t in runs), median(t.rate(N_ROUNDS // 2) for t in runs)
+
+
+def check_never_slower(make: Callable[[], Depth], worlds: Sequence[Curve]) -> None:
+    """Raises AssertionError for a policy slower than plain decoding, from the first round on."""
+    for world in worlds:
+        for name, text in TEXTS.items():
+            of_plain = rates(make, world, text)[0] * world.target[0]
+            assert of_plain > 0.96, f"{of_plain:.3f} of plain: {world.name}, {name}"
+
+
+def check_sent_where_they_pay(make: Callable[[], Depth], worlds: Sequence[Curve]) -> None:
+    """Raises AssertionError for a policy that leaves what a copy would gain."""
+    for world in worlds:
+        for name, text in TEXTS.items():
+            of_ideal = rates(make, world, text)[1] / ideal(world, text)
+            assert of_ideal > 0.92, f"{of_ideal:.3f} of the ideal: {world.name}, {name}"
+
+
+def test_never_slower_than_plain() -> None:
+    check_never_slower(AutoDepth, TELLING)
+
+
+def test_as_fast_as_who_knows_everything() -> None:
+    check_sent_where_they_pay(AutoDepth, SENDING[1:2])
+
+
+@pytest.mark.slow
+def test_the_whole_grid() -> None:
+    check_never_slower(AutoDepth, CURVES)
+    check_sent_where_they_pay(AutoDepth, SENDING)
+
+
+class Eager:
+    """A mutant: sends every offer whole."""
+
+    n_max = MAX_DEPTH
+    rest = 0
+
+    def __init__(self) -> None:
+        self.inner = AutoDepth()
+        self.given_up = self.inner.given_up
+
+    def choose(self, rooms: Sequence[Room]) -> list[Limit]:
+        limits = self.inner.choose(rooms)
+        return [
+            Limit(len(room.offer.confidence), (), "offer", room.offer.source)
+            if room.offer
+            else limit
+            for room, limit in zip(rooms, limits, strict=True)
+        ]
+
+    def record(self, round_: Round) -> None:
+        self.inner.record(round_)
+
+    def forget(self, seq: int) -> None:
+        self.inner.forget(seq)
+
+
+class Deaf(Eager):
+    """A mutant: sends none."""
+
+    def choose(self, rooms: Sequence[Room]) -> list[Limit]:
+        return self.inner.choose([replace_offer(room) for room in rooms])
+
+
+def replace_offer(room: Room) -> Room:
+    names = [name for name in room.drafters if name != COPIER]
+    return Room(room.seq, room.n_max if names else 0, names)
+
+
+def test_the_checks_find_mutants() -> None:
+    with pytest.raises(AssertionError, match="of plain"):
+        check_never_slower(Eager, TELLING)
+    with pytest.raises(AssertionError, match="of the ideal"):
+        check_sent_where_they_pay(Deaf, SENDING[1:2])
+
+
+@pytest.mark.parametrize("world", SENDING[1::2], ids=lambda world: world.name)
+def test_chance_offers_do_not_disturb_another_drafter(world: Curve) -> None:
+    with_offers = rates(AutoDepth, world, TEXTS["chance only, block"])[0]
+    without = rates(AutoDepth, world, replace(TEXTS["chance only, block"], chance_share=0.0))[0]
+    assert with_offers > 0.97 * without
+
+
+def test_each_drafter_works_where_it_is_best() -> None:
+    _, who = simulate_offers(AutoDepth(), named("linear"), TEXTS["passages, block"], 480, (0.1, 1))
+    in_passages = [name for i, name in enumerate(who) if spells(i) and i > 120]
+    elsewhere = [name for i, name in enumerate(who) if not spells(i) and i > 120]
+    assert in_passages.count(COPIER) > 0.9 * len(in_passages)
+    assert elsewhere.count(BLOCK) > 0.9 * len(elsewhere)
+
+
+def test_an_offer_not_sent_is_learned_from_all_the_same() -> None:
+    depth = AutoDepth()
+    offer = Offer(COPIER, [0.9] * 4)
+    for _ in range(40):
+        depth.record(Round([], 1, 0, 9, 1.0, 0.0, 0.0, [Judged(0, offer.confidence, 1, 1, COPIER)]))
+    known = depth.exchange.offers_of(COPIER)
+    assert known.acceptance(0, offer.confidence)[0] > 0.9
+    for _ in range(40):
+        depth.record(Round([], 1, 0, 9, 1.0, 0.0, 0.0, [Judged(0, offer.confidence, 0, 1, COPIER)]))
+    assert known.acceptance(0, offer.confidence)[0] < 0.5
+    # another sequence: what all have shown, without this one's bad record
+    assert known.acceptance(0, offer.confidence)[0] < 0.6 * known.acceptance(1, offer.confidence)[0]
+
+
+def test_a_longer_match_is_trusted_more() -> None:
+    depth = AutoDepth()
+    known = depth.exchange.offers_of(COPIER)
+    for _ in range(60):
+        known.judge(Judged(0, [0.5], 0, 1, COPIER))
+        known.judge(Judged(0, [0.92], 1, 1, COPIER))
+    short, long = (known.acceptance(1, [sure])[0] for sure in (0.5, 0.92))
+    assert short < 0.2
+    assert long > 0.8
+
+
+def test_the_bounds_of_a_draft_hold_for_offers() -> None:
+    room = Room(0, 3, ["ngram"], Offer("ngram", [0.9] * 6))
+    assert FixedDepth(5).choose([room]) == [Limit(3, source="ngram")]
+    assert FixedDepth(2).choose([room]) == [Limit(2, source="ngram")]
+    first = Room(0, 8, ["mtp", "ngram"], Offer("ngram", [0.9]))
+    assert FixedDepth(5).choose([first]) == [Limit(5, source="mtp")]
+    assert FixedDepth(5).choose([Room(0, 8, [])]) == [Limit(0)]
+
+
+# -- two drafters that take time ---------------------------------------------------------------
+
+
+def lead(profiles: dict[str, float], costs: dict[str, float], n_rounds: int = 1_500) -> list[str]:
+    """Who drafted in each round; two drafters of one depth each, everything as expected."""
+    depth, who = AutoDepth(), []
+    total = dict.fromkeys(profiles, 0.0)
+    for i in range(n_rounds):
+        [limit] = depth.choose([Room(0, 8, list(profiles))])
+        n = limit.n
+        n_accepted = 0
+        if n:
+            total[limit.source] += profiles[limit.source]
+            if total[limit.source] >= 1:
+                n_accepted, total[limit.source] = n, total[limit.source] - 1
+        judged = Judged(0, [0.5] * n, n_accepted, min(n_accepted + 1, n), limit.source)
+        spent = {name: costs[name] * n * (name == limit.source) for name in profiles}
+        target_s = 1 + 0.05 * n
+        depth.record(Round([judged], n + 1, 0, i, target_s, sum(spent.values()), 0.0, (), spent))
+        who.append(limit.source if n else "")
+    return who
+
+
+@pytest.mark.parametrize("better", ["mtp", "model"])
+def test_the_better_of_two_leads_whatever_their_order(better: str) -> None:
+    worse = {"mtp": "model", "model": "mtp"}[better]
+    for order in ((better, worse), (worse, better)):
+        who = lead({n: 0.9 if n == better else 0.3 for n in order}, dict.fromkeys(order, 0.05))
+        assert who[500:].count(better) > 0.85 * len(who[500:]), order
+        assert who.count(worse) >= 8, "never tried"
+
+
+def test_of_equally_good_ones_the_cheaper_leads() -> None:
+    who = lead({"mtp": 0.8, "model": 0.8}, {"mtp": 0.5, "model": 0.05})
+    assert who[500:].count("model") > 0.85 * len(who[500:])
+
+
+def test_a_contest_of_one_needs_no_trial() -> None:
+    depth = AutoDepth()
+    assert Contest().winner([depth.source("mtp")], (0,), [[3]]) == 0
+
+
+def test_who_copies_alone_leaves_no_other_drafter_behind() -> None:
+    """Nothing is known of a drafter that there is not, and nothing of it is stored."""
+    depth = AutoDepth()
+    for i in range(20):
+        depth.choose([Room(0, MAX_DEPTH, (), None)])
+        depth.record(Round([Judged(0, (), 0, 0)], 1, 0, i, 1.0, 0.0, 0.0))
+    assert depth.rest > 0
+    assert depth.sources == {}
