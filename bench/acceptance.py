@@ -31,7 +31,7 @@ from ..demo import demo_model
 from ..engine import request
 from ..loading.loader import LoadOptions, load
 from ..params import Constraint, SamplingParams
-from ..sampling.chain import Chain
+from ..sampling.chain import SamplingChain
 from ..sampling.filters import CERTAIN, probability
 from ..sampling.verify import verify
 from ..session import Session
@@ -39,10 +39,12 @@ from ..stats import Stats
 from ..types import Distribution, Draft, Verdict
 
 N_TOKENS = 64
-Verify = Callable[[Draft, Callable[[int], Distribution], Chain], Verdict]
+Verify = Callable[[Draft, Callable[[int], Distribution], SamplingChain], Verdict]
 
 
-def verify_block(draft: Draft, target: Callable[[int], Distribution], chain: Chain) -> Verdict:
+def verify_block(
+    draft: Draft, target: Callable[[int], Distribution], chain: SamplingChain
+) -> Verdict:
     """Algorithm 2 of arXiv 2403.10444. A draft may end anywhere that its own prefix decides."""
     tokens = draft.tokens
     laws = [target(k) for k in range(len(tokens) + 1)]
@@ -92,7 +94,7 @@ def expected(p: Distribution, q: Distribution) -> tuple[float, float, float]:
     return float(np.minimum(a, b).sum()), float(both[0, both[1].argmax()]), float(seeded.sum())
 
 
-class Rows:
+class RecordedRows:
     """Collects `expected` of every draft's first token while `verify` judges."""
 
     def __init__(self, verify: Verify) -> None:
@@ -100,7 +102,7 @@ class Rows:
         self.seen: list[tuple[float, float, float]] = []
 
     def __call__(
-        self, draft: Draft, target: Callable[[int], Distribution], chain: Chain
+        self, draft: Draft, target: Callable[[int], Distribution], chain: SamplingChain
     ) -> Verdict:
         if draft.tokens:
             q = draft.laws[0] or Distribution(np.array(draft.tokens[:1]), CERTAIN)
@@ -118,7 +120,7 @@ class Rows:
         )
 
 
-class Way(NamedTuple):
+class DraftingMethod(NamedTuple):
     name: str
     is_seeded: bool
     drafts_greedily: bool
@@ -126,11 +128,11 @@ class Way(NamedTuple):
 
 
 WAYS = (
-    Way("residual", False, False, verify),
-    Way("block", False, False, verify_block),
-    Way("greedy", False, True, verify),
-    Way("seed", True, False, verify),
-    Way("seed, greedy", True, True, verify),
+    DraftingMethod("residual", False, False, verify),
+    DraftingMethod("block", False, False, verify_block),
+    DraftingMethod("greedy", False, True, verify),
+    DraftingMethod("seed", True, False, verify),
+    DraftingMethod("seed, greedy", True, True, verify),
 )
 
 
@@ -140,7 +142,7 @@ class Result(NamedTuple):
     judged: list[int]
     accepted: list[int]
     per_round: list[float]
-    rows: Rows
+    rows: RecordedRows
 
     def line(self, label: str) -> str:
         rates = [a / j for a, j in zip(self.accepted, self.judged, strict=True) if j]
@@ -150,24 +152,24 @@ class Result(NamedTuple):
         return f"{label}  {shown:23}  {mean:.3f} +- {error:.3f}"
 
 
-def chains(way: Way) -> Callable[..., Chain]:
+def chains(way: DraftingMethod) -> Callable[..., SamplingChain]:
     """What makes a request's chain: with random numbers that are the same on every run."""
     numbers = iter(range(1 << 30))
 
     def make(
         params: SamplingParams, prompt: Sequence[int] = (), constraint: Constraint | None = None
-    ) -> Chain:
-        chain = Chain(params, prompt, constraint, np.random.default_rng(next(numbers)))
+    ) -> SamplingChain:
+        chain = SamplingChain(params, prompt, constraint, np.random.default_rng(next(numbers)))
         chain._filters.draws_drafts = not way.drafts_greedily
         return chain
 
     return make
 
 
-def measured(session: Session, way: Way, params: Sequence[SamplingParams]) -> Result:
+def measured(session: Session, way: DraftingMethod, params: Sequence[SamplingParams]) -> Result:
     """Answers to every held-out prompt, one under each of `params`."""
     text = (Path(__file__).parent / "prompts" / "held_out.json").read_text(encoding="utf-8")
-    rows = Rows(way.verify)
+    rows = RecordedRows(way.verify)
     per_round, sums = [], Stats()
     with patch.object(request, "verify", rows), patch.object(request, "Chain", chains(way)):
         for prompt in json.loads(text):

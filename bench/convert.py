@@ -44,7 +44,7 @@ _KERNEL_S = 1.5
 _COLS = 2048
 
 
-class Run(NamedTuple):
+class ConversionRun(NamedTuple):
     """One conversion: wall and processor seconds, peak memory of its largest process, disk beyond
     the output."""
 
@@ -80,12 +80,12 @@ class Watch:
             self.memory = max(self.memory, _high_water_mark(self.pid))
 
 
-def one_pass(source: Path, work: Path, type_: str, n_threads: int) -> Run:
+def one_pass(source: Path, work: Path, type_: str, n_threads: int) -> ConversionRun:
     out = work / "one-pass.gguf"
     return _measure(work, out, [_convert(source, out, type_, n_threads)])
 
 
-def two_steps(source: Path, work: Path, type_: str, n_threads: int) -> Run:
+def two_steps(source: Path, work: Path, type_: str, n_threads: int) -> ConversionRun:
     between, out = work / "bf16.gguf", work / "two-steps.gguf"
     script, file_type = Path(__file__).with_name("llama_quantize.py"), RECIPES[type_].file_type
     second = [sys.executable, script, between, out, str(int(file_type)), str(n_threads)]
@@ -162,7 +162,7 @@ def _convert(source: Path, out: Path, type_: str, n_threads: int) -> list[str]:
     return [sys.executable, "-c", script, *map(str, arguments), "--no-verify", "--quiet"]
 
 
-def _measure(work: Path, out: Path, commands: Sequence[Sequence[str]]) -> Run:
+def _measure(work: Path, out: Path, commands: Sequence[Sequence[str]]) -> ConversionRun:
     """Run the commands one after the other; what they wrote is on the disk when the clock stops."""
     cpu_s = 0.0
     with Watch(work) as watch:
@@ -181,7 +181,7 @@ def _measure(work: Path, out: Path, commands: Sequence[Sequence[str]]) -> Run:
     extra = watch.disk - out.stat().st_size
     for path in work.iterdir():
         path.unlink()
-    return Run(seconds, cpu_s, watch.memory, max(extra, 0))
+    return ConversionRun(seconds, cpu_s, watch.memory, max(extra, 0))
 
 
 def _size(folder: Path) -> int:
@@ -202,7 +202,9 @@ def _high_water_mark(pid: int) -> int:
     return int(match[1]) * 1024 if match else 0
 
 
-def report(type_: str, ways: dict[str, list[Run]], size: int, n: int, kernel: float) -> str:
+def report(
+    type_: str, ways: dict[str, list[ConversionRun]], size: int, n: int, kernel: float
+) -> str:
     one, two = (statistics.median(r.seconds for r in runs) for runs in ways.values())
     lines = [
         f"{type_}: {two / one:.2f} x the speed of two steps, "
@@ -249,7 +251,7 @@ def run(work: Path, args: argparse.Namespace) -> None:
     output = work / "output"
     output.mkdir()
     for type_ in args.types.split(","):
-        ways: dict[str, list[Run]] = {"one pass": [], "two steps": []}
+        ways: dict[str, list[ConversionRun]] = {"one pass": [], "two steps": []}
         rates = []
         for _ in range(args.rounds):
             ways["one pass"].append(one_pass(source, output, type_, args.threads))

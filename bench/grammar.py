@@ -61,7 +61,7 @@ ws ::= | " " | "\n" [ \t]{0,20}
 LIST_GBNF = 'root ::= item+\nitem ::= "- " [^\\r\\n]+ "\\n"'
 
 
-class Form(NamedTuple):
+class GrammarForm(NamedTuple):
     """One grammar for both: made by llguidance from `make`, by llama.cpp from `gbnf`."""
 
     name: str
@@ -69,7 +69,7 @@ class Form(NamedTuple):
     gbnf: str
 
 
-class Cost(NamedTuple):
+class GrammarCost(NamedTuple):
     """Milliseconds: to compile, and per row on average, at the 99th percentile and at most."""
 
     compile: float
@@ -78,7 +78,7 @@ class Cost(NamedTuple):
     most: float
 
 
-def forms() -> list[Form]:
+def forms() -> list[GrammarForm]:
     schemas: Mapping[str, Any] = {
         "any JSON object": ANY_OBJECT,
         "record, four fields": RECORD,
@@ -86,11 +86,15 @@ def forms() -> list[Form]:
         "1,000 choices": CHOICES,
     }
     made = [
-        Form(name, partial(compile_schema, schema=schema), json_schema_to_gbnf(json.dumps(schema)))
+        GrammarForm(
+            name, partial(compile_schema, schema=schema), json_schema_to_gbnf(json.dumps(schema))
+        )
         for name, schema in schemas.items()
     ]
     sources = {"json.gbnf": JSON_GBNF, "list.gbnf": LIST_GBNF}
-    return made + [Form(name, partial(of_gbnf, gbnf), gbnf) for name, gbnf in sources.items()]
+    return made + [
+        GrammarForm(name, partial(of_gbnf, gbnf), gbnf) for name, gbnf in sources.items()
+    ]
 
 
 def of_gbnf(gbnf: str, grammars: Grammars) -> Grammar:
@@ -122,7 +126,9 @@ def write_vocabulary(path: Path) -> None:
     writer.close()
 
 
-def ours(grammars: Grammars, form: Form, n_steps: int) -> tuple[Cost, list[list[int]]]:
+def ours(
+    grammars: Grammars, form: GrammarForm, n_steps: int
+) -> tuple[GrammarCost, list[list[int]]]:
     """What llguidance takes, and the texts that were walked."""
     start = time.process_time()
     grammar = form.make(grammars)
@@ -145,7 +151,7 @@ def ours(grammars: Grammars, form: Form, n_steps: int) -> tuple[Cost, list[list[
     return cost(compiled, times), texts
 
 
-def theirs(vocab: Any, form: Form, texts: list[list[int]], n_steps: int) -> Cost:
+def theirs(vocab: Any, form: GrammarForm, texts: list[list[int]], n_steps: int) -> GrammarCost:
     """What llama.cpp's sampler takes along the beginnings of `texts`."""
     start = time.process_time()
     first = L.llama_sampler_init_grammar(vocab, form.gbnf.encode(), b"root")
@@ -172,9 +178,11 @@ def theirs(vocab: Any, form: Form, texts: list[list[int]], n_steps: int) -> Cost
     return cost(compiled, times)
 
 
-def cost(compiled: float, times: list[float]) -> Cost:
+def cost(compiled: float, times: list[float]) -> GrammarCost:
     ms = np.array(times) * 1e3
-    return Cost(compiled * 1e3, float(ms.mean()), float(np.quantile(ms, 0.99)), float(ms.max()))
+    return GrammarCost(
+        compiled * 1e3, float(ms.mean()), float(np.quantile(ms, 0.99)), float(ms.max())
+    )
 
 
 def main() -> None:

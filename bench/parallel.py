@@ -18,13 +18,13 @@ from typing import NamedTuple
 from ..loading.loader import LoadOptions, load
 from ..params import SamplingParams
 from ..session import Session
-from .run import AUTO, PLAIN, Way
+from .run import AUTO, PLAIN, BenchVariant
 from .workloads import workload
 
 GREEDY = SamplingParams(temperature=0)
 
 
-class Run(NamedTuple):
+class ParallelRun(NamedTuple):
     """One batch of answers: tokens of all sequences, wall seconds, and rounds."""
 
     n_tokens: int
@@ -38,11 +38,11 @@ class Run(NamedTuple):
 
 @dataclass(slots=True)
 class Width:
-    """`n_seq` sequences decoded one way: a `Run` for each counted round."""
+    """`n_seq` sequences decoded one way: a `ParallelRun` for each counted round."""
 
     n_seq: int
     way: str
-    runs: list[Run] = field(default_factory=list)
+    runs: list[ParallelRun] = field(default_factory=list)
 
     @property
     def aggregate(self) -> float:
@@ -59,7 +59,7 @@ def measure_widths(
 ) -> list[Width]:
     """Plain and automatic decoding of `path` at each width, taking turns; a first round is not
     counted."""
-    cells: dict[tuple[int, Way], Width] = {}
+    cells: dict[tuple[int, BenchVariant], Width] = {}
     for n_seq in widths:  # one width after the other: each needs contexts of its own
         with ExitStack() as stack:
             sessions = {
@@ -98,7 +98,7 @@ def idle_cost(path: Path, n_idle: int, n_held: int, n_rounds: int) -> float:
     return statistics.median(ratios)
 
 
-def _open(path: Path, way: Way, n_seq: int, n_tokens: int) -> Session:
+def _open(path: Path, way: BenchVariant, n_seq: int, n_tokens: int) -> Session:
     session = load(
         path,
         LoadOptions(
@@ -115,7 +115,7 @@ def _open(path: Path, way: Way, n_seq: int, n_tokens: int) -> Session:
     return session
 
 
-def _together(session: Session, prompts: Sequence[Sequence[int]], n_tokens: int) -> Run:
+def _together(session: Session, prompts: Sequence[Sequence[int]], n_tokens: int) -> ParallelRun:
     engine = session.engine
     waiting = {engine.submit(p, GREEDY, n_tokens) for p in prompts}
     start, n_done, n_rounds = 0.0, 0, 0
@@ -127,4 +127,4 @@ def _together(session: Session, prompts: Sequence[Sequence[int]], n_tokens: int)
             n_rounds += 1
         elif not waiting:  # every sequence has written its first tokens
             start = time.perf_counter()
-    return Run(n_done, time.perf_counter() - start, n_rounds)
+    return ParallelRun(n_done, time.perf_counter() - start, n_rounds)

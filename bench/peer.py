@@ -32,7 +32,7 @@ class Answer(NamedTuple):
     seconds: float
 
 
-class Row(NamedTuple):
+class PeerRow(NamedTuple):
     """One server on one workload. `tokens_per_s` by its own count; `speed`: the first one's seconds
     over its own; `n_same` of `n_answers` texts are the first one's."""
 
@@ -62,7 +62,7 @@ def ask(url: str, question: str, n_tokens: int) -> Answer:
     return Answer(message, whole["usage"]["completion_tokens"], seconds)
 
 
-class Plan(NamedTuple):
+class PeerPlan(NamedTuple):
     """Counted rounds (one more goes first), questions in each, and tokens of an answer."""
 
     n_rounds: int = 5
@@ -71,7 +71,7 @@ class Plan(NamedTuple):
 
 
 def compare(
-    servers: Mapping[str, str], questions: Sequence[str], plan: Plan
+    servers: Mapping[str, str], questions: Sequence[str], plan: PeerPlan
 ) -> dict[str, list[list[Answer]]]:
     """By server and counted round, the answers; other questions in every round until all were."""
     found: dict[str, list[list[Answer]]] = {name: [] for name in servers}
@@ -86,13 +86,13 @@ def compare(
     return {name: rounds[1:] for name, rounds in found.items()}
 
 
-def rows(workload: str, found: Mapping[str, list[list[Answer]]]) -> list[Row]:
+def rows(workload: str, found: Mapping[str, list[list[Answer]]]) -> list[PeerRow]:
     seconds = {name: [sum(a.seconds for a in r) for r in rs] for name, rs in found.items()}
     tokens = {name: [sum(a.n_tokens for a in r) for r in rs] for name, rs in found.items()}
     first = next(iter(found))
     texts = {name: [a.text for r in rounds for a in r] for name, rounds in found.items()}
     return [
-        Row(
+        PeerRow(
             workload,
             name,
             statistics.median(n / s for n, s in zip(tokens[name], seconds[name], strict=True)),
@@ -116,7 +116,7 @@ def main() -> None:
     if any("=http" not in one for one in args.servers):
         parser.error("each server must be NAME=URL, and its URL must end in /v1")
     servers = dict(one.rsplit("=", 1) for one in args.servers)
-    plan = Plan(args.rounds, args.prompts, args.max_tokens)
+    plan = PeerPlan(args.rounds, args.prompts, args.max_tokens)
     print(f"{'workload':<12} {'server':<24} {'tokens/s':>9} {'speed':>8} {'same text':>10}")
     for workload in args.workloads.split(","):
         if workload not in kinds:

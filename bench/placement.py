@@ -21,7 +21,7 @@ from .. import LoadOptions, llama
 from ..demo import demo_model
 from ..gguf import model_facts
 from ..offload import CPU
-from ..offload.options import Placement
+from ..offload.options import PlacementOptions
 from ..params import SamplingParams
 from .table import machine
 from .widen import KINDS, widened_model
@@ -30,21 +30,21 @@ PROMPTS = ("The capital of France is", "An otter is", "def add(a, b):")
 GREEDY = SamplingParams(temperature=0)
 
 
-def ways(path: Path, workers: tuple[str, ...]) -> dict[str, Placement]:
+def ways(path: Path, workers: tuple[str, ...]) -> dict[str, PlacementOptions]:
     facts = model_facts.read(path)
     half = (facts.n_layer + facts.n_mtp + 1) // 2
     found = {
-        "planned": Placement(),
-        "-ngl 0": Placement(n_gpu_layers=0),
-        f"-ngl {half}": Placement(n_gpu_layers=half),
-        "-ngl -1": Placement(n_gpu_layers=-1),
-        "--cpu-moe": Placement(cpu_moe=-1),
-        "--draft-ngl 0": Placement(draft_ngl=0),
+        "planned": PlacementOptions(),
+        "-ngl 0": PlacementOptions(n_gpu_layers=0),
+        f"-ngl {half}": PlacementOptions(n_gpu_layers=half),
+        "-ngl -1": PlacementOptions(n_gpu_layers=-1),
+        "--cpu-moe": PlacementOptions(cpu_moe=-1),
+        "--draft-ngl 0": PlacementOptions(draft_ngl=0),
     }
     return {name: replace(way, rpc=workers) for name, way in found.items()}
 
 
-def texts(path: Path, placement: Placement, n_tokens: int) -> tuple[list[list[int]], Any]:
+def texts(path: Path, placement: PlacementOptions, n_tokens: int) -> tuple[list[list[int]], Any]:
     """Greedy tokens at strict settings, and where the model lay."""
     options = LoadOptions(n_ctx=512, strict=True, draft_min=2, draft_max=2, placement=placement)
     with gguf_mtp.load(path, options) as session:
@@ -55,7 +55,9 @@ def texts(path: Path, placement: Placement, n_tokens: int) -> tuple[list[list[in
         return found, session.lying
 
 
-def rate(path: Path, placement: Placement, draft: str, rounds: int, n_tokens: int) -> list[float]:
+def rate(
+    path: Path, placement: PlacementOptions, draft: str, rounds: int, n_tokens: int
+) -> list[float]:
     """Tokens a second of each round, the first not counted."""
     rates = []
     with gguf_mtp.load(path, LoadOptions(n_ctx=1024, draft=draft, placement=placement)) as session:
@@ -78,7 +80,7 @@ def main() -> None:
     args = parser.parse_args()
     workers = tuple(part for part in args.rpc.split(",") if part)
     strict = demo_model(kind="f32")
-    expected, _ = texts(strict, Placement(n_gpu_layers=0), args.n)
+    expected, _ = texts(strict, PlacementOptions(n_gpu_layers=0), args.n)
     print(f"{machine()}; devices {', '.join(llama.accelerators()) or 'none'} {args.rpc}")
     headings = ("same text", "as planned", "plain", "auto", "x plain")
     print(f"{'model':12} {'placement':14}" + "".join(f" {h:>10}" for h in headings))

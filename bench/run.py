@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..loading.loader import LoadOptions, load
-from ..offload.options import Placement
+from ..offload.options import PlacementOptions
 from ..params import SamplingParams
 from ..session import Session
 from ..stats import Stats
 from .workloads import Workload, workload
 
 
-class Way(NamedTuple):
+class BenchVariant(NamedTuple):
     """A way of decoding: plain, a fixed depth, or automatic. `draft` is as `--draft` takes it."""
 
     name: str
@@ -32,25 +32,25 @@ class Way(NamedTuple):
     draft_model: Path | None = None
 
 
-PLAIN = Way("plain", "off", 0, 0)
-AUTO = Way("auto", "auto", 0, 8)
+PLAIN = BenchVariant("plain", "off", 0, 0)
+AUTO = BenchVariant("auto", "auto", 0, 8)
 
 
-def fixed(depth: int) -> Way:
-    return Way(f"depth {depth}", "mtp", depth, depth)
+def fixed(depth: int) -> BenchVariant:
+    return BenchVariant(f"depth {depth}", "mtp", depth, depth)
 
 
-def automatic(draft: str, draft_model: Path | None = None) -> Way:
+def automatic(draft: str, draft_model: Path | None = None) -> BenchVariant:
     """Automatic depth with these drafters; `draft_model` where one of them is "model"."""
     uses_file = "model" in draft.split(",")
-    return Way(draft, draft, 0, AUTO.draft_max, draft_model if uses_file else None)
+    return BenchVariant(draft, draft, 0, AUTO.draft_max, draft_model if uses_file else None)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BenchPlan:
     """What to measure. Each round asks `n_prompts` prompts of each workload at each temperature."""
 
-    ways: Sequence[Way] = (PLAIN, *map(fixed, (1, 2, 3, 4)), AUTO)
+    ways: Sequence[BenchVariant] = (PLAIN, *map(fixed, (1, 2, 3, 4)), AUTO)
     workloads: Sequence[str] = ("definitions", "facts", "code", "repetition", "random")
     temperatures: Sequence[float] = (0.0, 0.7, 1.0)
     n_rounds: int = 5
@@ -58,11 +58,11 @@ class Plan:
     n_tokens: int = 64
     n_threads: int = 0
     n_ctx: int = 1024
-    placement: Placement = field(default_factory=Placement)
+    placement: PlacementOptions = field(default_factory=PlacementOptions)
 
 
 @dataclass(slots=True)
-class Cell:
+class BenchCell:
     """One way on one workload at one temperature: a `Stats` for each counted round."""
 
     workload: str
@@ -84,8 +84,8 @@ class Cell:
 
 
 def measure(
-    path: Path, plan: Plan, progress: Callable[[int, int], None] | None = None
-) -> list[Cell]:
+    path: Path, plan: BenchPlan, progress: Callable[[int, int], None] | None = None
+) -> list[BenchCell]:
     """All cells of `plan` for the model at `path`, in the plan's order.
 
     One round more than asked is run first and not counted. Raises what `load` raises.
@@ -95,7 +95,7 @@ def measure(
         first = next(iter(sessions.values()))
         loads = [workload(name, first) for name in plan.workloads]
         cells = {
-            (w.name, t, way): Cell(w.name, t, way.name)
+            (w.name, t, way): BenchCell(w.name, t, way.name)
             for w in loads
             for t in plan.temperatures
             for way in plan.ways
@@ -112,18 +112,18 @@ def measure(
         return list(cells.values())
 
 
-def ratios(cell: Cell, other: Cell) -> list[float]:
+def ratios(cell: BenchCell, other: BenchCell) -> list[float]:
     """Speed over the other's, round by round."""
     return [a / b for a, b in zip(cell.speeds, other.speeds, strict=True)]
 
 
-def median_ratio(cell: Cell, other: Cell) -> float:
+def median_ratio(cell: BenchCell, other: BenchCell) -> float:
     return statistics.median(ratios(cell, other))
 
 
 def _turns(
-    plan: Plan, loads: Sequence[Workload], index: int
-) -> Iterator[tuple[Workload, float, Way]]:
+    plan: BenchPlan, loads: Sequence[Workload], index: int
+) -> Iterator[tuple[Workload, float, BenchVariant]]:
     """Every cell once; the ways begin one further in each round, so that none is always first."""
     shift = index % len(plan.ways)
     ways = [*plan.ways[shift:], *plan.ways[:shift]]
@@ -133,7 +133,7 @@ def _turns(
                 yield load_, t, way
 
 
-def _open(path: Path, way: Way, plan: Plan) -> Session:
+def _open(path: Path, way: BenchVariant, plan: BenchPlan) -> Session:
     return load(
         path,
         LoadOptions(

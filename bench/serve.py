@@ -33,7 +33,7 @@ LEAVING = 0.1
 CENTILES = (50, 95, 99)
 
 
-class Load(NamedTuple):
+class ClientLoad(NamedTuple):
     """`n_clients` at once, each with `n_requests` requests, drawn with `seed`."""
 
     n_clients: int
@@ -44,7 +44,7 @@ class Load(NamedTuple):
 class Level(NamedTuple):
     """What one load gave; `seconds` is the wall time of all of it."""
 
-    load: Load
+    load: ClientLoad
     asked: Sequence[Asked]
     seconds: float
 
@@ -57,7 +57,7 @@ class Level(NamedTuple):
         return [one.error for one in self.asked if one.error]
 
 
-def measure(server: Server, load: Load) -> Level:
+def measure(server: Server, load: ClientLoad) -> Level:
     questions = [q for kind in questions_by_kind().values() for q in kind]
 
     def client(index: int) -> list[Asked]:
@@ -154,7 +154,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     ours, options = _split(sys.argv[1:])
     args = parser.parse_args(ours)
-    loads = [Load(int(n), args.requests) for n in args.clients.split(",")]
+    loads = [ClientLoad(int(n), args.requests) for n in args.clients.split(",")]
     if args.url:
         _report(Server(args.url, args.api_key), loads, args.json)
         return
@@ -168,8 +168,8 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
     return arguments[:at], arguments[at + 1 :]
 
 
-def _report(server: Server, loads: Sequence[Load], as_json: bool) -> None:
-    measure(server, Load(1, 2, seed=1))  # the first requests read what later ones find cached
+def _report(server: Server, loads: Sequence[ClientLoad], as_json: bool) -> None:
+    measure(server, ClientLoad(1, 2, seed=1))  # the first requests read what later ones find cached
     levels = []
     if not as_json:
         print(HEADER)

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..converters.gguf_file import Entry, header, offsets, pad
+from ..converters.gguf_file import HeaderEntry, header, offsets, pad
 from ..errors import ConversionError
 from ..gguf import model_facts
 from ..gguf.ggml_types import TENSOR_TYPES
@@ -49,7 +49,7 @@ def shallow_copy(source: Path, out: Path, layers: Sequence[int]) -> Path:
             kv[name] = struct.pack("<II", 4, n)
     places = offsets([t.n_bytes for t, _ in kept])
     entries = [
-        Entry(name, t.shape[::-1], _NUMBERS[t.type], at)
+        HeaderEntry(name, t.shape[::-1], _NUMBERS[t.type], at)
         for (t, name), at in zip(kept, places, strict=True)
     ]
     with out.open("wb") as file:

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from .run import PLAIN, Cell, median_ratio
+from .run import PLAIN, BenchCell, median_ratio
 
 COLUMNS = (
     "workload",
@@ -26,7 +26,7 @@ COLUMNS = (
 )
 
 
-def rows(cells: Sequence[Cell]) -> Iterator[list[str]]:
+def rows(cells: Sequence[BenchCell]) -> Iterator[list[str]]:
     """One row a cell, in `COLUMNS`."""
     for cell in cells:
         value = values(cell, _plain_of(cell, cells))
@@ -44,7 +44,7 @@ def rows(cells: Sequence[Cell]) -> Iterator[list[str]]:
         ]
 
 
-def values(cell: Cell, plain: Cell | None) -> dict[str, Any]:
+def values(cell: BenchCell, plain: BenchCell | None) -> dict[str, Any]:
     """The figures of a cell: medians over its rounds, ratios to `plain` within each round."""
     total = cell.total
     shares = (total.target_s, total.draft_s, total.decode_s - total.target_s - total.draft_s)
@@ -69,7 +69,7 @@ def values(cell: Cell, plain: Cell | None) -> dict[str, Any]:
     }
 
 
-def document(model: str, cells: Sequence[Cell], command: str) -> dict[str, Any]:
+def document(model: str, cells: Sequence[BenchCell], command: str) -> dict[str, Any]:
     """Everything needed to read the figures later: what, where, when, how."""
     return {
         "model": model,
@@ -94,7 +94,7 @@ def machine() -> str:
     return f"{name}, {physical_cores()} cores"
 
 
-def _plain_of(cell: Cell, cells: Sequence[Cell]) -> Cell | None:
+def _plain_of(cell: BenchCell, cells: Sequence[BenchCell]) -> BenchCell | None:
     for other in cells:
         if (other.workload, other.temperature) == (cell.workload, cell.temperature) and (
             other.way == PLAIN.name

@@ -85,7 +85,7 @@ def widen(folder: Path, widening: Widening, source: Path = CHECKPOINT) -> Path:
         return write(folder, config, list(parts), lambda entry: plan.bytes_of(parts[entry]), 4)
 
 
-class _Part(NamedTuple):
+class _WidenedPart(NamedTuple):
     """A tensor to write, and what it is made from. `is_silent`: its layer must add nothing."""
 
     entry: Entry
@@ -106,7 +106,7 @@ class _Plan:
             (n_layer, False),
         ]
 
-    def parts(self) -> Iterator[_Part]:
+    def parts(self) -> Iterator[_WidenedPart]:
         """Every tensor of the widened checkpoint."""
         by_layer: dict[int, list[tuple[str, SourceTensor]]] = {}
         for tensor in self.checkpoint.tensors.values():
@@ -114,11 +114,11 @@ class _Plan:
             if match:
                 by_layer.setdefault(int(match[1]), []).append((match[2], tensor))
             else:
-                yield _Part(Entry(tensor.name, tensor.dtype, tensor.shape), tensor, False)
+                yield _WidenedPart(Entry(tensor.name, tensor.dtype, tensor.shape), tensor, False)
         for i, (layer, is_silent) in enumerate(self.layers):
             for rest, tensor in by_layer[layer]:
                 entry = Entry(f"model.layers.{i}.{rest}", tensor.dtype, self._shape(rest, tensor))
-                yield _Part(entry, tensor, is_silent)
+                yield _WidenedPart(entry, tensor, is_silent)
 
     def _shape(self, rest: str, tensor: SourceTensor) -> tuple[int, ...]:
         match = _MLP.fullmatch(rest)
@@ -130,7 +130,7 @@ class _Plan:
         rows, cols = tensor.shape
         return (rows, width) if match[2] == "down" else (width, cols)
 
-    def bytes_of(self, part: _Part) -> bytes:
+    def bytes_of(self, part: _WidenedPart) -> bytes:
         entry, source = part.entry, part.source
         raw = np.empty(source.n_bytes, np.uint8)
         self.checkpoint.read_into(source, 0, raw.data)

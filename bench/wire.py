@@ -20,7 +20,7 @@ from pathlib import Path
 import gguf_mtp
 
 from .. import LoadOptions
-from ..offload.options import Placement
+from ..offload.options import PlacementOptions
 from ..params import SamplingParams
 from ..placement import rpc_probe
 
@@ -71,7 +71,7 @@ class Proxy:
                         self.count.received += len(data)
 
 
-def measure(path: Path, endpoint: str, placement: Placement, depth: int) -> dict[str, float]:
+def measure(path: Path, endpoint: str, placement: PlacementOptions, depth: int) -> dict[str, float]:
     """Kilobytes a decoded token, plain or at a fixed depth, and megabytes of loading."""
     proxy = Proxy(endpoint)
     placement = replace(placement, rpc=(proxy.endpoint,), margin=0)
@@ -98,10 +98,10 @@ def measure(path: Path, endpoint: str, placement: Placement, depth: int) -> dict
 
 
 WAYS = {
-    "all layers": Placement(),
-    "half the layers": Placement(n_gpu_layers=4),
-    "experts on the CPU": Placement(cpu_moe=-1),
-    "MTP block alone": Placement(n_gpu_layers=2),
+    "all layers": PlacementOptions(),
+    "half the layers": PlacementOptions(n_gpu_layers=4),
+    "experts on the CPU": PlacementOptions(cpu_moe=-1),
+    "MTP block alone": PlacementOptions(n_gpu_layers=2),
 }
 
 
@@ -125,7 +125,7 @@ def main() -> None:
         threading.Thread(target=worker.stdout.read, daemon=True).start()
         while True:
             try:
-                rpc_probe.look(endpoint)
+                rpc_probe.probe_worker(endpoint)
                 break
             except gguf_mtp.GgufMtpError:
                 pass

@@ -20,7 +20,7 @@ SCHEMA = "--json-schema"
 
 
 @dataclass(frozen=True)
-class ShapeArgs:
+class AnswerArgs:
     """What an answer must look like; at most one of them."""
 
     grammar: Annotated[

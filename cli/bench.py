@@ -16,7 +16,7 @@ from .options import spread
 from .placement_options import PlacementArgs
 
 if TYPE_CHECKING:
-    from ..bench.run import Cell, Plan, Way
+    from ..bench.run import BenchCell, BenchPlan, BenchVariant
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class MeasureArgs:
         typer.Option("-t", "--threads", min=0, help="Number of threads; 0: one per physical core."),
     ] = 0
 
-    def ways(self) -> tuple[Way, ...]:
+    def ways(self) -> tuple[BenchVariant, ...]:
         """Beside plain decoding: fixed depths and automatic, or sets of drafters."""
         from ..bench.run import AUTO, automatic, fixed
 
@@ -83,7 +83,7 @@ def bench(
     save: Annotated[Path | None, typer.Option(help="Write the JSON document to this file.")] = None,
 ) -> None:
     """Compare tokens/s and acceptance of plain decoding, fixed draft depths and automatic depth."""
-    from ..bench.run import PLAIN, Plan, measure
+    from ..bench.run import PLAIN, BenchPlan, measure
     from ..bench.table import document
     from ..errors import RequestError
 
@@ -100,7 +100,7 @@ def bench(
         widths = _counts(parallel, "--parallel")
         _measure_widths(path, widths, measure_args.rounds, measure_args.max_tokens)
         return
-    plan = Plan(
+    plan = BenchPlan(
         ways=(PLAIN, *measure_args.ways()),
         workloads=_known(measure_args.workloads),
         temperatures=_numbers(measure_args.temps, "--temps"),
@@ -208,7 +208,7 @@ def _counter() -> Any:
     return show
 
 
-def _show(path: Path, plan: Plan, cells: list[Cell], result: dict[str, Any]) -> None:
+def _show(path: Path, plan: BenchPlan, cells: list[BenchCell], result: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 

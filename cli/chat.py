@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
-from .answer_options import ShapeArgs, Shaped
+from .answer_options import AnswerArgs, Shaped
 from .options import ModelArgs, SamplingArgs, spread
 from .placement_options import PlacementArgs
 
@@ -39,7 +39,7 @@ class Talker(Protocol):
     """Whom a conversation is with: a `session.Session`, or a `remote.RemoteSession`."""
 
     @property
-    def engine(self) -> Account: ...
+    def engine(self) -> EngineAccount: ...
     def chat(
         self,
         messages: Sequence[Mapping[str, str]],
@@ -48,7 +48,7 @@ class Talker(Protocol):
     ) -> Iterator[Piece]: ...
 
 
-class Account(Protocol):
+class EngineAccount(Protocol):
     """What /stats shows of an engine."""
 
     @property
@@ -64,7 +64,7 @@ def chat(
     model_args: ModelArgs,
     placement_args: PlacementArgs,
     sampling_args: SamplingArgs,
-    shape_args: ShapeArgs,
+    shape_args: AnswerArgs,
     server: Annotated[
         str | None,
         typer.Option(

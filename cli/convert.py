@@ -17,7 +17,7 @@ from .options import spread
 from .progress import conversion_bar
 
 if TYPE_CHECKING:
-    from ..converters.convert import Account, ConvertOptions, Job
+    from ..converters.convert import Account, ConversionJob, ConvertOptions
     from ..converters.gguf_file import TypedTensor
     from ..converters.local_shards import Shards
 
@@ -197,7 +197,7 @@ def _line(placed: TypedTensor) -> str:
     )
 
 
-def _before(job: Job, options: ConvertOptions) -> str:
+def _before(job: ConversionJob, options: ConvertOptions) -> str:
     from ..converters.estimate import check_ram, estimate
 
     checkpoint = job.checkpoint

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 if TYPE_CHECKING:
-    from ..offload.options import Placement
+    from ..offload.options import PlacementOptions
 
 __all__ = ["PlacementArgs"]
 
@@ -174,17 +174,17 @@ class PlacementArgs:
 
         return parse_endpoints(self.rpc) if self.rpc is not None and not self.rpc_child else ()
 
-    def placement(self) -> Placement:
+    def placement(self) -> PlacementOptions:
         """Raises `RequestError` for wishes that make no sense or contradict each other."""
         from ..errors import RequestError
         from ..offload import parse_size
-        from ..offload.options import Placement
+        from ..offload.options import PlacementOptions
         from ..placement.rpc_probe import parse_endpoints
 
         if self.cpu_moe and self.n_cpu_moe:
             raise RequestError("--cpu-moe means all layers, so --n-cpu-moe contradicts it")
         switch = {None: "auto", True: "on", False: "off"}
-        return Placement(
+        return PlacementOptions(
             n_gpu_layers=self.n_gpu_layers,
             draft_ngl=self.draft_ngl,
             split=_numbers(self.tensor_split),

@@ -138,17 +138,17 @@ def _facts(model: Path | None, config: Path | None, type_: str) -> ModelFacts:
         from ..gguf.model_facts import read
 
         return read(model)
-    from ..converters.from_config import announced
+    from ..converters.from_config import facts_from_config
 
     assert config is not None
-    return announced(config, type_)
+    return facts_from_config(config, type_)
 
 
 def _subjects(facts: ModelFacts, args: RunArgs) -> tuple[Subject, Subject | None]:
     """What is placed: the model, and the draft model where one is named."""
     from ..offload import Subject
     from ..placement import context_size
-    from ..placement.draft_placement import subject_of
+    from ..placement.draft_placement import draft_subject
 
     wanted = args.draft and args.draft_max > 0
     side, model = (None, None)
@@ -160,7 +160,7 @@ def _subjects(facts: ModelFacts, args: RunArgs) -> tuple[Subject, Subject | None
     contexts = context_size.contexts(n_ctx, args.parallel, n_draft, drafts, args.batch)
     contexts = replace(contexts, cache_k=args.cache_type, cache_v=args.cache_type)
     subject = Subject(facts, context_size.with_states(contexts, facts, n_draft), side)
-    return subject, subject_of(model, contexts) if model else None
+    return subject, draft_subject(model, contexts) if model else None
 
 
 def _drafting(facts: ModelFacts, file: Path) -> tuple[ModelFacts | None, ModelFacts | None]:

@@ -110,10 +110,10 @@ def what_was_lost(endpoints: Sequence[str], number: int) -> str:
 
 def answers(endpoint: str) -> bool:
     from ..errors import LoadFailed
-    from ..placement.rpc_probe import look
+    from ..placement.rpc_probe import probe_worker
 
     try:
-        look(endpoint, timeout=2)
+        probe_worker(endpoint, timeout=2)
     except LoadFailed:
         return False
     return True

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .answer_options import ShapeArgs
+from .answer_options import AnswerArgs
 from .options import ModelArgs, SamplingArgs, spread
 from .placement_options import PlacementArgs
 
@@ -22,7 +22,7 @@ def run(
     model_args: ModelArgs,
     placement_args: PlacementArgs,
     sampling_args: SamplingArgs,
-    shape_args: ShapeArgs,
+    shape_args: AnswerArgs,
     prompt: Annotated[
         str | None,
         typer.Option("-p", "--prompt", help="The prompt. Default: standard input."),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import uvicorn
 
     from ..server.access import Access
-    from ..server.engine_thread import Worker
+    from ..server.engine_thread import EngineThread
     from ..server.plan import Served
     from ..session import Session
 
@@ -102,7 +102,7 @@ def serve(
     from ..errors import GgufMtpError
     from ..server.access import Access, origin_of
     from ..server.app import ServerOptions, create_app
-    from ..server.engine_thread import Worker
+    from ..server.engine_thread import EngineThread
     from .log_files import open_files, watch
     from .open_session import describe, open_session, placement
     from .rpc_child import end_with_parent
@@ -121,7 +121,7 @@ def serve(
         open_files(args.log, args.trace, args.trace_goes_on) as files,
         open_session(model_args, options=options) as session,
     ):
-        worker = Worker(session.engine, args.parallel, args.queue)
+        worker = EngineThread(session.engine, args.parallel, args.queue)
         served = _served(session, args.alias, sampling_args)
         server_options = ServerOptions(
             access=access,
@@ -211,12 +211,12 @@ def _served(session: Session, alias: str | None, sampling_args: SamplingArgs) ->
 def _server(app: object) -> uvicorn.Server:
     import uvicorn
 
-    from ..server.header_timeout import PatientProtocol
+    from ..server.header_timeout import HeaderTimeoutProtocol
 
     return uvicorn.Server(
         uvicorn.Config(
             app,  # type: ignore[arg-type]
-            http=PatientProtocol,
+            http=HeaderTimeoutProtocol,
             interface="asgi3",
             lifespan="off",
             log_config=None,
@@ -240,7 +240,7 @@ def _signals_to_server() -> Iterator[None]:
 
 
 async def _run(
-    server: uvicorn.Server, listener: socket.socket, worker: Worker, grace: float
+    server: uvicorn.Server, listener: socket.socket, worker: EngineThread, grace: float
 ) -> bool:
     """Serves until a signal; then answers may end within `grace` seconds, and the rest are told.
 
@@ -265,7 +265,7 @@ async def _run(
     return has_died
 
 
-def _end(worker: Worker) -> None:
+def _end(worker: EngineThread) -> None:
     """Ends the engine's thread. While it decodes, the model must not be freed under it: then the
     process ends as it is."""
     try:

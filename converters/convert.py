@@ -15,15 +15,15 @@ from typing import NamedTuple
 from ..types import Floats
 from . import estimate, output_shards
 from .gguf_file import TypedTensor
-from .planning import Account, ConvertOptions, Job, Shard, needs_importance, plan
+from .planning import Account, ConversionJob, ConvertOptions, Shard, needs_importance, plan
 from .quantize import Encoder, Ggml, tasks
 from .resume_file import Leftovers, PartialFile, check_place
 from .row_reader import RowReader
 
 __all__ = [
     "Account",
+    "ConversionJob",
     "ConvertOptions",
-    "Job",
     "Progress",
     "check_place",
     "convert",
@@ -64,7 +64,7 @@ def convert(
 
 
 def write(
-    job: Job,
+    job: ConversionJob,
     out: Path,
     options: ConvertOptions,
     progress: Callable[[Progress], None] | None = None,
@@ -88,7 +88,7 @@ def write(
 
 
 def _fill(
-    job: Job,
+    job: ConversionJob,
     shard: Shard,
     file: PartialFile,
     encoder: Encoder,
@@ -116,7 +116,7 @@ def _fill(
         report(task.placed.tensor.name, done)
 
 
-def _importance(job: Job, placed: TypedTensor) -> Floats | None:
+def _importance(job: ConversionJob, placed: TypedTensor) -> Floats | None:
     if job.imatrix is None or not needs_importance(placed):
         return None
     return job.imatrix.values(placed.tensor)

@@ -19,16 +19,16 @@ from .gguf_file import size
 from .mla import Choices
 from .tensors import Fate, Weight
 
-__all__ = ["announced"]
+__all__ = ["facts_from_config"]
 
 
-def announced(config: Path, type_: str) -> ModelFacts:
+def facts_from_config(config: Path, type_: str) -> ModelFacts:
     """The facts of the file that `convert --type` would make of a checkpoint with this config.json.
 
     Raises `ConversionError` for a configuration or a type that cannot be converted.
     """
     promise = _Promise(read_json(config), config.stem)
-    wish = recipes.Wish(recipes.parse_recipe(type_))
+    wish = recipes.QuantOptions(recipes.parse_recipe(type_))
     adapted = families.adapt(promise, Choices(), promise)
     types = recipes.choose(adapted, wish).types
     tensors = [

@@ -20,7 +20,7 @@ from .tensors import OutputTensor, Value
 ALIGNMENT = 32
 
 
-class Entry(NamedTuple):
+class HeaderEntry(NamedTuple):
     """A tensor's line in the header. `shape` is outermost first, `type` ggml's number, `offset`
     counts from the start of the data section."""
 
@@ -39,8 +39,8 @@ class TypedTensor(NamedTuple):
     offset: int
 
     @property
-    def entry(self) -> Entry:
-        return Entry(self.tensor.name, self.tensor.shape, self.type, self.offset)
+    def entry(self) -> HeaderEntry:
+        return HeaderEntry(self.tensor.name, self.tensor.shape, self.type, self.offset)
 
 
 def row_bytes(type_: GGMLQuantizationType, n: int) -> int:
@@ -65,7 +65,7 @@ def pad(n: int) -> int:
     return -(-n // ALIGNMENT) * ALIGNMENT
 
 
-def header(kv: Mapping[str, Value | bytes], tensors: Sequence[Entry]) -> bytes:
+def header(kv: Mapping[str, Value | bytes], tensors: Sequence[HeaderEntry]) -> bytes:
     """All bytes before the data section, padding included. A value of bytes is encoded already."""
     out = bytearray(b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(kv)))
     for key, value in kv.items():

@@ -25,7 +25,7 @@ from ..gguf.ggml_types import TENSOR_TYPES
 from ..gguf.header import raw_metadata
 from ..types import ModelFacts, TensorInfo
 from . import estimate, output_shards
-from .gguf_file import Entry, header, offsets, pad, split_keys
+from .gguf_file import HeaderEntry, header, offsets, pad, split_keys
 from .resume_file import Leftovers, PartialFile, check_place
 
 __all__ = ["Copied", "CopyOptions", "extract", "graft"]
@@ -104,7 +104,7 @@ def _block(facts: ModelFacts) -> Iterable[TensorInfo]:
     return (t for t in facts.tensors if t.name.startswith(f"blk.{facts.n_layer}."))
 
 
-class _Part(NamedTuple):
+class _CopyPart(NamedTuple):
     """One output file."""
 
     header: bytes
@@ -149,7 +149,9 @@ def _copy(
     return Copied(names[0], len(tensors), starts[-1], [])
 
 
-def _parts(kv: dict[str, bytes], tensors: Sequence[TensorInfo], most: int | None) -> list[_Part]:
+def _parts(
+    kv: dict[str, bytes], tensors: Sequence[TensorInfo], most: int | None
+) -> list[_CopyPart]:
     kept = {key: value for key, value in kv.items() if key not in _OF_THE_FILE}
     runs = [tensors[s] for s in output_shards.cut([t.n_bytes for t in tensors], most)]
     parts = []
@@ -157,10 +159,10 @@ def _parts(kv: dict[str, bytes], tensors: Sequence[TensorInfo], most: int | None
         keys = (kept if i == 0 else {}) | split_keys(i, len(runs), len(tensors))
         places = offsets([t.n_bytes for t in run])
         entries = [
-            Entry(t.name, t.shape[::-1], _NUMBERS[t.type], place)
+            HeaderEntry(t.name, t.shape[::-1], _NUMBERS[t.type], place)
             for t, place in zip(run, places, strict=True)
         ]
-        parts.append(_Part(header(keys, entries), run))
+        parts.append(_CopyPart(header(keys, entries), run))
     return parts
 
 
@@ -187,7 +189,7 @@ class _Reader:
         return view[:got]
 
 
-def _fill(part: _Part, file: PartialFile, reader: _Reader) -> Iterable[tuple[str, int]]:
+def _fill(part: _CopyPart, file: PartialFile, reader: _Reader) -> Iterable[tuple[str, int]]:
     """Write what is missing; yields each tensor's name with the bytes that were added."""
     if file.n_done == 0:
         file.write(memoryview(part.header))
@@ -205,7 +207,7 @@ def _fill(part: _Part, file: PartialFile, reader: _Reader) -> Iterable[tuple[str
         yield tensor.name, pad(done) - done
 
 
-def _fingerprint(parts: Sequence[_Part]) -> str:
+def _fingerprint(parts: Sequence[_CopyPart]) -> str:
     digest = hashlib.sha256(b"".join(part.header for part in parts))
     for path in sorted({t.file for part in parts for t in part.tensors}):
         status = Path(path).stat()

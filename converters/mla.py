@@ -20,7 +20,7 @@ from ..errors import ConversionError
 from .family import Extra, Family
 from .mla_config import Hyperparameters
 from .mla_metadata import metadata
-from .tensors import Adapted, Books, Ledger, OutputTensor, Piece, Source, Weight
+from .tensors import Adapted, Books, Ledger, OutputTensor, Source, SourceRows, Weight
 
 _COMPARED_AT_ONCE = 1 << 22
 _EXPERT = "mlp.experts.{}.{}_proj.weight"
@@ -140,8 +140,8 @@ class _Builder:
         name = f"model.layers.{i}.self_attn.kv_b_proj.weight"
         head = h.d_nope + h.d_v
         weight = self.ledger.take(name, (h.n_head * head, h.kv_rank), "merged")
-        keys = tuple(Piece(weight, k * head, h.d_nope, True) for k in range(h.n_head))
-        values = tuple(Piece(weight, k * head + h.d_nope, h.d_v) for k in range(h.n_head))
+        keys = tuple(SourceRows(weight, k * head, h.d_nope, True) for k in range(h.n_head))
+        values = tuple(SourceRows(weight, k * head + h.d_nope, h.d_v) for k in range(h.n_head))
         self.outputs += (
             OutputTensor(f"blk.{i}.attn_k_b.weight", (h.n_head, h.kv_rank, h.d_nope), keys),
             OutputTensor(f"blk.{i}.attn_v_b.weight", (h.n_head, h.d_v, h.kv_rank), values),
@@ -260,8 +260,8 @@ class _Builder:
         return True
 
 
-def _whole(weight: Weight) -> Piece:
-    return Piece(weight, 0, weight.tensor.n_rows)
+def _whole(weight: Weight) -> SourceRows:
+    return SourceRows(weight, 0, weight.tensor.n_rows)
 
 
 def _blocks_after(checkpoint: Source, n_layer: int) -> list[int]:

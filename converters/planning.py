@@ -1,6 +1,6 @@
 """Planning a conversion: everything is decided and checked here, and nothing is written.
 
-A `Job` holds the output's header, byte for byte, and every tensor's type, place and sources. Only
+A `ConversionJob` holds the output's header, byte for byte, and every tensor's type, place and sources. Only
 headers are read, with two exceptions: the MTP block's copies of embedding and head are compared
 with the originals, and an importance matrix is looked through.
 """
@@ -100,7 +100,7 @@ class Shard(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ConversionJob:
     """A conversion that has been planned and not begun. `fingerprint` stands for all its bytes."""
 
     checkpoint: Checkpoint
@@ -125,14 +125,16 @@ class Job:
 
 
 @contextmanager
-def plan(source: Path, options: ConvertOptions, storage: Shards | None = None) -> Iterator[Job]:
+def plan(
+    source: Path, options: ConvertOptions, storage: Shards | None = None
+) -> Iterator[ConversionJob]:
     """A job whose checkpoint stays open inside the block; `storage` holds its shards if the folder
     does not.
 
     Raises `ConversionError` with the file, key or tensor that cannot be converted.
     """
     imatrix = Imatrix(options.imatrix) if options.imatrix else None
-    wish = recipes.Wish(
+    wish = recipes.QuantOptions(
         recipes.parse_recipe(options.type),
         tuple(map(recipes.parse_override, options.tensor_types)),
         recipes.parse_type(options.draft_head) if options.draft_head else None,
@@ -145,7 +147,7 @@ def plan(source: Path, options: ConvertOptions, storage: Shards | None = None) -
         tensors = [t for part in parts for t in part]
         notes = [*adapted.notes, *choice.notes, *_check_importance(tensors, wish, imatrix)]
         made = _shards(_metadata(checkpoint, adapted, options, wish), parts)
-        yield Job(
+        yield ConversionJob(
             checkpoint,
             made,
             imatrix,
@@ -181,7 +183,7 @@ def _shards(kv: dict[str, Value], parts: Sequence[Sequence[TypedTensor]]) -> tup
 
 
 def _check_importance(
-    tensors: Sequence[TypedTensor], wish: recipes.Wish, imatrix: Imatrix | None
+    tensors: Sequence[TypedTensor], wish: recipes.QuantOptions, imatrix: Imatrix | None
 ) -> list[str]:
     """Raises when a type is worthless without importances and they are not there."""
     unknown = []
@@ -208,7 +210,7 @@ def _name(name: str) -> str:
 
 
 def _metadata(
-    checkpoint: Checkpoint, adapted: Adapted, options: ConvertOptions, wish: recipes.Wish
+    checkpoint: Checkpoint, adapted: Adapted, options: ConvertOptions, wish: recipes.QuantOptions
 ) -> dict[str, Value]:
     kv: dict[str, Value] = {
         "general.architecture": adapted.architecture,

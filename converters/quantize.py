@@ -28,7 +28,7 @@ from ..errors import ConversionError
 from ..types import Floats
 from .gguf_file import TypedTensor, row_bytes
 from .row_reader import Bytes, RowReader
-from .tensors import Piece
+from .tensors import SourceRows
 
 # Buffers beyond one per thread: chunks that wait for their turn to be written.
 N_SPARE = 4
@@ -68,10 +68,10 @@ class Ggml:
         self._quantize(type_, rows.ctypes.data, out.ctypes.data, 0, n, n_per_row, weights)
 
 
-class Part(NamedTuple):
+class ChunkPart(NamedTuple):
     """Rows of one output matrix (one expert, one head) in a chunk."""
 
-    piece: Piece
+    piece: SourceRows
     matrix: int
 
 
@@ -79,14 +79,14 @@ class Task(NamedTuple):
     """One chunk of one tensor. `importance`, float32 [matrices, n_per_row], weighs its columns."""
 
     placed: TypedTensor
-    parts: tuple[Part, ...]
+    parts: tuple[ChunkPart, ...]
     importance: Floats | None
     is_last: bool
 
 
 def tasks(placed: TypedTensor, importance: Floats | None) -> Iterator[Task]:
     """Cut a tensor into chunks of at most `CHUNK` weights (or one row, or one transposed piece)."""
-    parts: list[Part] = []
+    parts: list[ChunkPart] = []
     n = 0
     for part in _parts(placed):
         size = part.piece.n_rows * part.piece.weight.tensor.n_cols
@@ -98,19 +98,19 @@ def tasks(placed: TypedTensor, importance: Floats | None) -> Iterator[Task]:
     yield Task(placed, tuple(parts), importance, True)
 
 
-def _parts(placed: TypedTensor) -> Iterator[Part]:
+def _parts(placed: TypedTensor) -> Iterator[ChunkPart]:
     tensor = placed.tensor
     rows_per_matrix = tensor.shape[-2] if len(tensor.shape) > 1 else 1
     done = 0
     for piece in tensor.pieces:
         n_rows = piece.shape[0]
         if piece.transposed:
-            yield Part(piece, done // rows_per_matrix)
+            yield ChunkPart(piece, done // rows_per_matrix)
         else:
             step = max(1, CHUNK // piece.weight.tensor.n_cols)
             for row in range(0, n_rows, step):
                 cut = piece._replace(row=piece.row + row, n_rows=min(step, n_rows - row))
-                yield Part(cut, (done + row) // rows_per_matrix)
+                yield ChunkPart(cut, (done + row) // rows_per_matrix)
         done += n_rows
 
 

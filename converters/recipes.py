@@ -82,7 +82,7 @@ _WITH_8_EXPERTS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class QuantOptions:
     """What the user asks for. `overrides` are (pattern, type), the first that matches wins."""
 
     recipe: Recipe
@@ -91,7 +91,7 @@ class Wish:
     has_imatrix: bool = False
 
 
-class Choice(NamedTuple):
+class TypeChoice(NamedTuple):
     types: list[T]
     notes: list[str]
 
@@ -122,7 +122,7 @@ def parse_override(text: str) -> tuple[re.Pattern[str], T]:
         raise ConversionError(f"{pattern!r} is not a regular expression: {error}") from None
 
 
-def choose(adapted: Adapted, wish: Wish) -> Choice:
+def choose(adapted: Adapted, wish: QuantOptions) -> TypeChoice:
     """A type for every tensor in `adapted.tensors`, and sentences about rows that did not fit."""
     types, misfits = [], Counter[tuple[str, int, T, T]]()
     mix = _Mix(adapted, wish)
@@ -138,7 +138,7 @@ def choose(adapted: Adapted, wish: Wish) -> Choice:
         f"({count} tensor{'s' * (count > 1)})"
         for (kind, n, wanted, type_), count in misfits.items()
     ]
-    return Choice(types, notes)
+    return TypeChoice(types, notes)
 
 
 def fitting(type_: T, n_per_row: int) -> T:
@@ -173,7 +173,7 @@ def needs_imatrix(tensor: OutputTensor, type_: T, recipe: Recipe) -> bool:
 
 
 class _Mix:
-    def __init__(self, adapted: Adapted, wish: Wish) -> None:
+    def __init__(self, adapted: Adapted, wish: QuantOptions) -> None:
         self.wish = wish
         self.mtp = None if adapted.mtp_block is None else f"blk.{adapted.mtp_block}."
         self.n_expert = int(str(adapted.kv.get(f"{adapted.architecture}.expert_count", 0)))

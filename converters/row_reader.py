@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ..errors import ConversionError
 from ..types import Floats
 from .checkpoint import ITEM_SIZE, Checkpoint, SourceTensor
-from .tensors import Piece, Weight
+from .tensors import SourceRows, Weight
 
 Bytes = NDArray[np.uint8]
 
@@ -68,7 +68,7 @@ class RowReader:
         self._checkpoint = checkpoint
         self._dequantiser = Dequantiser()
 
-    def read(self, piece: Piece, raw: Bytes, out: Floats) -> None:
+    def read(self, piece: SourceRows, raw: Bytes, out: Floats) -> None:
         """Put the piece, float32 [rows, columns] as it stands in the output, into `out`.
 
         `raw` is scratch of at least the piece's source bytes. Raises `OSError`, and

@@ -27,7 +27,7 @@ class Weight(NamedTuple):
     block: tuple[int, int] = (1, 1)
 
 
-class Piece(NamedTuple):
+class SourceRows(NamedTuple):
     """Rows `row` to `row + n_rows` of a weight; `transposed`, its columns become rows."""
 
     weight: Weight
@@ -48,7 +48,7 @@ class OutputTensor:
 
     name: str
     shape: tuple[int, ...]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[SourceRows, ...]
 
     @property
     def n_per_row(self) -> int:

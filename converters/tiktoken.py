@@ -40,7 +40,7 @@ EXPRESSIONS = (
 _N_RESERVED = 256 + 2  # ids after the ranks that are special tokens, named or not
 
 
-class Vocabulary(NamedTuple):
+class RankedVocabulary(NamedTuple):
     """`tokens` by rank and `merges`, spelled byte by byte; `special` texts by id."""
 
     tokens: list[str]
@@ -48,7 +48,7 @@ class Vocabulary(NamedTuple):
     special: dict[int, str]
 
 
-def read(folder: Path, config: Mapping[str, Any]) -> Vocabulary:
+def read(folder: Path, config: Mapping[str, Any]) -> RankedVocabulary:
     """The vocabulary in `folder`; `config` is tokenizer_config.json.
 
     Raises `ConversionError` for files that are missing, malformed, or not Kimi's.
@@ -56,7 +56,7 @@ def read(folder: Path, config: Mapping[str, Any]) -> Vocabulary:
     _check_expressions(folder / CODE)
     ranks = _ranks(folder / FILE)
     special = _special(config, len(ranks))
-    return Vocabulary([spell(token) for token in ranks], _merges(ranks), special)
+    return RankedVocabulary([spell(token) for token in ranks], _merges(ranks), special)
 
 
 def _check_expressions(path: Path) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gguf_mtp.engine.engine import Engine
     from gguf_mtp.errors import GgufMtpError
     from gguf_mtp.loading.loader import LoadOptions, load
-    from gguf_mtp.offload.options import Placement
+    from gguf_mtp.offload.options import PlacementOptions
     from gguf_mtp.params import SamplingParams
     from gguf_mtp.session import Piece, Session
     from gguf_mtp.stats import Stats
@@ -31,7 +31,7 @@ __all__ = [
     "GgufMtpError",
     "LoadOptions",
     "Piece",
-    "Placement",
+    "PlacementOptions",
     "SamplingParams",
     "Session",
     "Stats",
@@ -44,7 +44,7 @@ _HOMES = {
     "GgufMtpError": "errors",
     "LoadOptions": "loading.loader",
     "Piece": "session",
-    "Placement": "offload.options",
+    "PlacementOptions": "offload.options",
     "SamplingParams": "params",
     "Session": "session",
     "Stats": "stats",

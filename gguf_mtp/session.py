@@ -17,7 +17,7 @@ from gguf_mtp.chat.template import Prompt
 from gguf_mtp.engine.engine import Engine
 from gguf_mtp.errors import RequestError
 from gguf_mtp.grammar.matching import Grammar, Grammars, Thinking
-from gguf_mtp.grammar.reasoning import Following
+from gguf_mtp.grammar.reasoning import GrammarState
 from gguf_mtp.params import AnswerOptions, SamplingParams
 from gguf_mtp.types import Chunk, ModelFacts
 
@@ -33,7 +33,7 @@ class Vocabulary(Protocol):
     def piece(self, token: int) -> bytes: ...
 
 
-class Lying(Protocol):
+class PlacementReport(Protocol):
     """Where a loaded model lies (`placement.Lying`), in lines for people."""
 
     def lines(self) -> list[str]: ...
@@ -71,7 +71,7 @@ class Session:
         facts: ModelFacts,
         resources: ExitStack,
         side: ModelFacts | None = None,
-        lying: Lying | None = None,
+        lying: PlacementReport | None = None,
     ) -> None:
         self.engine, self.vocab, self.facts, self.side = engine, vocab, facts, side
         self.lying = lying
@@ -166,12 +166,12 @@ class _Asked(NamedTuple):
     tokens: Sequence[int]
     max_tokens: int
     n_logprobs: int | None
-    following: Following | None
+    following: GrammarState | None
 
 
 def follow(
     grammar: Grammar, vocab: Vocabulary, prompt: str, openings: frozenset[int] = frozenset()
-) -> Following:
+) -> GrammarState:
     """Obedience to `grammar` behind the reasoning of an answer to `prompt`, of a model that may
     reason; with no prompt from the first token on. With `openings` not before one of these tokens
     has come."""

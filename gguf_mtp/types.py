@@ -110,7 +110,7 @@ class Decoder(Protocol):
     def load(self, seq: int, data: bytes) -> int: ...
 
 
-class Limit(NamedTuple):
+class DraftLimit(NamedTuple):
     """How far one sequence's next draft may go.
 
     At most `n` tokens (0: none). The draft ends before position k when its confidence there is
@@ -148,7 +148,7 @@ class Ask(NamedTuple):
 
     seq: int
     tokens: Sequence[int]
-    limit: Limit
+    limit: DraftLimit
     chain: Chain
 
 

@@ -245,7 +245,7 @@ class Trunk(nn.Module):
         self.norm = RmsNorm(c.hidden_size, c.rms_norm_eps)
 
 
-class Model(nn.Module):
+class DemoModel(nn.Module):
     """`hidden` and `draft` give rows [batch, n, hidden_size]; `lm_head` makes logits of either."""
 
     def __init__(self, c: Config) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .model import LOSS_WEIGHTS, Config, Model
+from .model import LOSS_WEIGHTS, Config, DemoModel
 
 CONFIG = Path(__file__).parents[2] / "gguf_mtp" / "demo" / "checkpoint" / "config.json"
 SAVE_EVERY_S = 600.0
@@ -27,7 +27,7 @@ REPORT_EVERY = 100  # steps
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TrainingPlan:
     """How long and how fast. Training ends after `minutes` or `max_steps`, whichever is first."""
 
     minutes: float
@@ -52,7 +52,7 @@ def _cosine(progress: float, floor: float) -> float:
     return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(progress, 1)))
 
 
-def optimizer(model: Model) -> torch.optim.AdamW:
+def optimizer(model: DemoModel) -> torch.optim.AdamW:
     """AdamW; matrices decay, norms do not."""
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     groups = [
@@ -62,7 +62,7 @@ def optimizer(model: Model) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.95))
 
 
-def batches(data: Tensor, plan: Plan) -> Iterator[Tensor]:
+def batches(data: Tensor, plan: TrainingPlan) -> Iterator[Tensor]:
     """Windows [n_batch, n_tokens + 3] from random places: the losses look three tokens ahead."""
     width = plan.n_tokens + len(LOSS_WEIGHTS)
     if len(data) <= width:
@@ -72,7 +72,7 @@ def batches(data: Tensor, plan: Plan) -> Iterator[Tensor]:
         yield torch.stack([data[start : start + width] for start in starts])
 
 
-def train(model: Model, data: Tensor, plan: Plan, out: Path) -> None:
+def train(model: DemoModel, data: Tensor, plan: TrainingPlan, out: Path) -> None:
     """Train in place; prints the losses and the speed, and saves to `out` on the way."""
     model.train()
     adam, start, saved = optimizer(model), time.monotonic(), 0.0
@@ -100,7 +100,7 @@ def train(model: Model, data: Tensor, plan: Plan, out: Path) -> None:
 
 
 @torch.no_grad()
-def held_out_losses(model: Model, data: Tensor, plan: Plan) -> list[float]:
+def held_out_losses(model: DemoModel, data: Tensor, plan: TrainingPlan) -> list[float]:
     """Mean losses over the held-out text, in windows that do not overlap."""
     model.eval()
     width = plan.n_tokens + len(LOSS_WEIGHTS)
@@ -113,7 +113,7 @@ def held_out_losses(model: Model, data: Tensor, plan: Plan) -> list[float]:
     return means
 
 
-def save(model: Model, path: Path) -> None:
+def save(model: DemoModel, path: Path) -> None:
     """Write the weights whole or not at all."""
     part = path.with_suffix(".part")
     torch.save(model.state_dict(), part)
@@ -137,10 +137,10 @@ def main() -> None:
     args = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(args.threads)
-    model = Model(Config.load(args.config))
+    model = DemoModel(Config.load(args.config))
     if args.init:
         model.load_state_dict(torch.load(args.init))
-    plan = Plan(args.minutes, args.max_steps, continues=args.init is not None)
+    plan = TrainingPlan(args.minutes, args.max_steps, continues=args.init is not None)
     n_weights = sum(weight.numel() for weight in model.parameters())
     print(f"{n_weights / 1e6:.1f} M parameters, {args.threads} threads")
     train(model, load_ids(args.data), plan, args.out)

@@ -1,6 +1,6 @@
 """From an answer's tokens to what clients see of it: reasoning, content and tool calls.
 
-One `Reader` for each choice of a response. It is a `worker.Receiver`, so it runs on the worker's
+One `AnswerParser` for each choice of a response. It is a `worker.Receiver`, so it runs on the worker's
 thread, and a stop string ends the request before the next round. Knows no HTTP and no JSON.
 """
 
@@ -11,22 +11,22 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from gguf_mtp.answers.text import Detokenizer, StopStrings
-from gguf_mtp.answers.token_sources import Origin, Origins
+from gguf_mtp.answers.token_sources import TokenSource, TokenSources
 from gguf_mtp.chat.reasoning import ReasoningParser
 from gguf_mtp.chat.tool_calls import CallArguments, CallStart, Content, Event, ToolCallParser
 from gguf_mtp.errors import RequestError
-from gguf_mtp.grammar.reasoning import Following
+from gguf_mtp.grammar.reasoning import GrammarState
 from gguf_mtp.sampling.logprobs import TokenLogprobs
 from gguf_mtp.stats import Stats
 from gguf_mtp.types import Chunk
 
-__all__ = ["Delta", "End", "Failure", "News", "Reader", "Reading"]
+__all__ = ["AnswerEvent", "AnswerParser", "Delta", "End", "Failure", "ParseOptions"]
 
 Finish = Literal["stop", "length", "tool_calls"]
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ParseOptions:
     """How the text of an answer is read.
 
     `piece`: a token's bytes, those of the markers that are parsed included. `thinks`: whether it
@@ -51,7 +51,7 @@ class Delta(NamedTuple):
     content: str
     calls: Sequence[CallStart | CallArguments]
     tokens: Sequence[int]
-    origin: Origin | None = None
+    origin: TokenSource | None = None
     logprobs: Sequence[TokenLogprobs] = ()
 
 
@@ -70,15 +70,18 @@ class Failure(NamedTuple):
     error: Exception
 
 
-News = Delta | End | Failure
+AnswerEvent = Delta | End | Failure
 
 
-class Reader:
+class AnswerParser:
     """Tells `tell` the news of one choice; the last is an `End` or a `Failure`. `following` is the
     constraint that the choice obeys: where that gave up, the choice has failed."""
 
     def __init__(
-        self, reading: Reading, tell: Callable[[News], None], following: Following | None = None
+        self,
+        reading: ParseOptions,
+        tell: Callable[[AnswerEvent], None],
+        following: GrammarState | None = None,
     ) -> None:
         self._tell, self._following = tell, following
         self._detokenizer = Detokenizer(reading.piece)
@@ -88,7 +91,7 @@ class Reader:
         if reading.max_calls != 0:
             self._calls = ToolCallParser(reading.max_calls)
             self._calls.add(reading.begun)
-        self._origins = Origins() if reading.with_origins else None
+        self._origins = TokenSources() if reading.with_origins else None
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprobs] = []  # of all tokens or of none
         self._n_chars = 0  # of the text, as far as it is shown

@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 from gguf_mtp.types import Chunk
 
-__all__ = ["Origin", "Origins"]
+__all__ = ["TokenSource", "TokenSources"]
 
 TARGET = "target"
 """The origin of a token that no drafter guessed."""
 
 
-class Origin(NamedTuple):
+class TokenSource(NamedTuple):
     """What came since the last one: its last token's drafter, or the target, and counts."""
 
     source: str
@@ -26,7 +26,7 @@ class Origin(NamedTuple):
     n_accepted: int
 
 
-class Origins:
+class TokenSources:
     """Counts one answer's chunks. `split` gives their tokens one by one, `take` what was counted of
     those so far and not taken before: a token whose text is held back counts with the next."""
 
@@ -51,8 +51,8 @@ class Origins:
         if not chunk.tokens:
             yield chunk
 
-    def take(self) -> Origin:
-        origin = Origin(
+    def take(self) -> TokenSource:
+        origin = TokenSource(
             self._source, self._n_tokens, self._n_rounds, self._n_drafted, self._n_accepted
         )
         self._n_tokens = self._n_rounds = self._n_drafted = self._n_accepted = 0

@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gguf_mtp.depth.goodput import Prices
+from gguf_mtp.depth.goodput import StepCosts
 
 EDGES = (0.4, 0.6, 0.8, 0.9, 0.97)
 N_BINS = _N_BINS = len(EDGES) + 1
@@ -152,7 +152,7 @@ def rising(rates: list[float], weights: list[float]) -> list[float]:
     return [rate for rate, _, n in blocks for _ in range(n)]
 
 
-def rate_under(table: Table, cut: Sequence[int], prices: Prices, rebuild: float) -> float:
+def rate_under(table: Table, cut: Sequence[int], prices: StepCosts, rebuild: float) -> float:
     """Expected tokens per second of one sequence that drafts up to `len(cut)` tokens and stops
     before position j when the confidence there lies in a bin below `cut[j]`.
 
@@ -176,7 +176,9 @@ def rate_under(table: Table, cut: Sequence[int], prices: Prices, rebuild: float)
     return tokens / (seconds + rebuild * (1 - same))
 
 
-def best_cut(table: Table, prices: Prices, rebuild: float, least: int) -> tuple[list[int], float]:
+def best_cut(
+    table: Table, prices: StepCosts, rebuild: float, least: int
+) -> tuple[list[int], float]:
     """First bins kept at each position, and the rate under them; the first `least` positions but
     one stay open, so that a draft has `least` tokens or none.
 

@@ -13,23 +13,23 @@ from typing import NamedTuple
 from gguf_mtp.depth.acceptance import Acceptance, Rates
 from gguf_mtp.depth.confidence import Calibration
 from gguf_mtp.depth.cost_model import DraftCost, TargetCost
-from gguf_mtp.depth.drafter_controller import Source
-from gguf_mtp.depth.drafter_selector import Contest
-from gguf_mtp.depth.goodput import Prices, view
-from gguf_mtp.depth.ngram_arbiter import Base, Exchange
+from gguf_mtp.depth.drafter_controller import DrafterController
+from gguf_mtp.depth.drafter_selector import DrafterSelector
+from gguf_mtp.depth.goodput import StepCosts, estimate_goodput
+from gguf_mtp.depth.ngram_arbiter import Baseline, NgramArbiter
 from gguf_mtp.depth.options import DepthOptions
 from gguf_mtp.depth.probing import Prober
-from gguf_mtp.depth.protocol import Rested, Room, Round
+from gguf_mtp.depth.protocol import DraftRequest, RoundFeedback, SkippedRounds
 from gguf_mtp.depth.report import DepthReport, report_of
 from gguf_mtp.depth.watchdog import Watchdog
-from gguf_mtp.types import Limit
+from gguf_mtp.types import DraftLimit
 
 _SURE = 0.04  # relative error of the plain time at which trying depths begins
 _PLAIN_ROUNDS = 8  # recorded before that at most
 _FIRST_REST, _LONGEST_REST = 7, 31  # rounds that may pass undecided where nobody drafts
 
 
-class Skill(NamedTuple):
+class DrafterKnowledge(NamedTuple):
     """What is known of one drafter that takes time."""
 
     draft: DraftCost
@@ -37,12 +37,12 @@ class Skill(NamedTuple):
     calibration: Calibration
 
 
-class Learned(NamedTuple):
+class LearnedState(NamedTuple):
     """What outlives an engine (`state.py` stores it): the target's times, and by drafter what is
     known of it."""
 
     target: TargetCost
-    skills: Mapping[str, Skill]
+    skills: Mapping[str, DrafterKnowledge]
     offers: Mapping[str, Calibration]
 
 
@@ -52,20 +52,20 @@ class AutoDepth:
     def __init__(self, options: DepthOptions | None = None) -> None:
         self.options = options or DepthOptions()
         self.target = TargetCost()
-        self.sources: dict[str, Source] = {}
-        self.exchange = Exchange(self.options, self.target)
-        self._contest = Contest()
+        self.sources: dict[str, DrafterController] = {}
+        self.exchange = NgramArbiter(self.options, self.target)
+        self._contest = DrafterSelector()
         self._watchdog = Watchdog()
-        self._lead: Source | None = None
+        self._lead: DrafterController | None = None
         self._seqs: tuple[int, ...] = ()
-        self._given: list[Limit] = []
+        self._given: list[DraftLimit] = []
         self._last_rows = 0
         self._rest = 0
 
-    def warm_start(self, learned: Learned) -> None:
+    def warm_start(self, learned: LearnedState) -> None:
         """Begin with what another run has learned instead of with plain rounds."""
         self.target = learned.target
-        self.exchange = Exchange(self.options, self.target)
+        self.exchange = NgramArbiter(self.options, self.target)
         self.sources = {}
         for name, skill in learned.skills.items():
             source = self.source(name)
@@ -74,10 +74,10 @@ class AutoDepth:
         for name, calibration in learned.offers.items():
             self.exchange.offers_of(name).calibration = calibration
 
-    def source(self, name: str) -> Source:
+    def source(self, name: str) -> DrafterController:
         """What is known of a drafter that takes time; of a new one, nothing."""
         if name not in self.sources:
-            self.sources[name] = Source(name, self.options, self.target)
+            self.sources[name] = DrafterController(name, self.options, self.target)
         return self.sources[name]
 
     @property
@@ -108,7 +108,7 @@ class AutoDepth:
 
     # -- choosing --------------------------------------------------------------------------------
 
-    def choose(self, rooms: Sequence[Room]) -> list[Limit]:
+    def choose(self, rooms: Sequence[DraftRequest]) -> list[DraftLimit]:
         self._seqs = tuple([one.seq for one in rooms])
         is_starting = self._is_starting(len(rooms))
         self._given = self._choose(rooms, is_starting)
@@ -117,13 +117,13 @@ class AutoDepth:
         self._rest = min(2 * self._rest + 1, _LONGEST_REST) if is_calm else 0
         return self._given
 
-    def _choose(self, rooms: Sequence[Room], is_starting: bool) -> list[Limit]:
+    def _choose(self, rooms: Sequence[DraftRequest], is_starting: bool) -> list[DraftLimit]:
         lead, room = self._lead_of(rooms)
         if lead is None or is_starting:
             for source in self.sources.values():
                 source.pause()
             reason = "measuring plain speed" if is_starting else "nothing to draft"
-            limits = [Limit(0, (), reason)] * len(rooms)
+            limits = [DraftLimit(0, (), reason)] * len(rooms)
             if is_starting:
                 return limits
         else:
@@ -142,7 +142,7 @@ class AutoDepth:
             return False
         return cells[n_seqs].n < _PLAIN_ROUNDS and self.target.spread(n_seqs) > _SURE
 
-    def _lead_of(self, rooms: Sequence[Room]) -> tuple[Source | None, list[int]]:
+    def _lead_of(self, rooms: Sequence[DraftRequest]) -> tuple[DrafterController | None, list[int]]:
         """Who drafts for those sequences whose offers are not sent, and how far it may for each;
         None when nobody can draft anything."""
         names: dict[str, None] = {}  # in order of preference
@@ -166,16 +166,16 @@ class AutoDepth:
         self._lead = candidates[i]
         return candidates[i], spaces[i]
 
-    def _space(self, name: str, rooms: Sequence[Room]) -> list[int]:
+    def _space(self, name: str, rooms: Sequence[DraftRequest]) -> list[int]:
         most = self.options.draft_max
         return [min(one.n_max, most) if name in one.drafters else 0 for one in rooms]
 
-    def _base(self, lead: Source | None, n_seqs: int) -> Base:
+    def _base(self, lead: DrafterController | None, n_seqs: int) -> Baseline:
         if lead is not None and lead.plan is not None:
-            return Base(lead.plan.mean, lead.plan.depths, lead.plan.rate)
-        prices = Prices(self.target.mean(n_seqs + 1), 0.0, 0.0, 0.0, 0.0)
-        mean = view([[]] * n_seqs, [0] * n_seqs, prices, 0)
-        return Base(mean, (0,) * n_seqs, n_seqs / mean.plain)
+            return Baseline(lead.plan.mean, lead.plan.depths, lead.plan.rate)
+        prices = StepCosts(self.target.mean(n_seqs + 1), 0.0, 0.0, 0.0, 0.0)
+        mean = estimate_goodput([[]] * n_seqs, [0] * n_seqs, prices, 0)
+        return Baseline(mean, (0,) * n_seqs, n_seqs / mean.plain)
 
     def report(self) -> DepthReport:
         """For one sequence that goes on as the last ones did."""
@@ -183,12 +183,12 @@ class AutoDepth:
 
     # -- learning --------------------------------------------------------------------------------
 
-    def record(self, round_: Round) -> None:
+    def record(self, round_: RoundFeedback) -> None:
         if round_.rested:
             self._record_rest(round_.rested)
         recorded = self._record_target(round_)
         limits = dict(zip(self._seqs, self._given, strict=True))
-        drafts = [(one, limits.get(one.seq, Limit(0))) for one in round_.judged]
+        drafts = [(one, limits.get(one.seq, DraftLimit(0))) for one in round_.judged]
         for source in self.sources.values():
             spent = round_.seconds_of.get(source.name, 0.0)
             source.record(drafts, spent if round_.seconds_of else round_.draft_s)
@@ -200,7 +200,7 @@ class AutoDepth:
             target_s = round_.target_s + round_.other_s
             self._lead.prober.record(target_s + round_.draft_s, target_s, recorded)
 
-    def _record_rest(self, rested: Rested) -> None:
+    def _record_rest(self, rested: SkippedRounds) -> None:
         """Plain rounds like the one before them, in which nothing else was to be learned."""
         n_rounds = len(rested.seconds)
         for seconds in rested.seconds:
@@ -211,7 +211,7 @@ class AutoDepth:
         if self._lead is not None:
             self._lead.prober.rest(n_rounds, sum(rested.seconds) + rested.draft_s)
 
-    def _record_target(self, round_: Round) -> bool:
+    def _record_target(self, round_: RoundFeedback) -> bool:
         """Whether the time counted: only where llama.cpp could reuse the last decode's graph."""
         rows, seconds = round_.n_rows, round_.target_s + round_.other_s
         if round_.n_prefill or not rows:

@@ -31,7 +31,7 @@ _BEYOND = 0.9  # and beyond the largest that was seen
 
 
 @dataclass(slots=True)
-class Cell:
+class RowTime:
     """One row count: log seconds at scale 0, its variance, samples, the round last measured, and
     how many of the last times in a row were far above (or, negative, below) what was expected."""
 
@@ -52,7 +52,7 @@ class TargetCost:
     """
 
     def __init__(self) -> None:
-        self.cells: dict[int, Cell] = {}
+        self.cells: dict[int, RowTime] = {}
         self.scale = 0.0
         self.noise = _NOISE
         self._excess = 0.0
@@ -94,7 +94,7 @@ class TargetCost:
         for m, (seconds, n) in known.items():
             trusted = min(int(n), _TRUSTED)
             doubt = self.noise / trusted + _RESTORED**2
-            self.cells[m] = Cell(math.log(seconds) - self.scale, doubt, trusted, 0)
+            self.cells[m] = RowTime(math.log(seconds) - self.scale, doubt, trusted, 0)
         self._excess, self._n_rebuild = rebuild, 16
         self._mean = []
 
@@ -107,9 +107,9 @@ class TargetCost:
     def _add(self, m: int, value: float) -> None:
         if not self.cells:
             self.scale, self._scale_variance = value, 0.0
-        self.cells[m] = Cell(value - self.scale, self.noise, 1, self._now)
+        self.cells[m] = RowTime(value - self.scale, self.noise, 1, self._now)
 
-    def _update(self, cell: Cell, value: float) -> None:
+    def _update(self, cell: RowTime, value: float) -> None:
         cell.variance += _CELL_DRIFT * (self._now - cell.at)
         known = cell.variance + self._scale_variance
         total = known + self.noise
@@ -132,7 +132,7 @@ class TargetCost:
         cell.at = self._now
 
     @staticmethod
-    def _is_news(cell: Cell, error: float, bound: float) -> bool:
+    def _is_news(cell: RowTime, error: float, bound: float) -> bool:
         """Whether a time says that what was believed is wrong, not that this decode was odd."""
         if abs(error) <= bound:
             cell.streak = 0
@@ -141,7 +141,7 @@ class TargetCost:
         cell.streak = cell.streak + side if cell.streak * side > 0 else side
         return abs(cell.streak) >= _CONFIRMED or (error < 0 and cell.n < _YOUNG)
 
-    def _start_anew(self, cell: Cell, error: float) -> None:
+    def _start_anew(self, cell: RowTime, error: float) -> None:
         """The last time is right: for the one row count of which little is known, or for all."""
         if cell.n < _YOUNG or len(self.cells) == 1:
             cell.level += error

@@ -11,21 +11,21 @@ from typing import NamedTuple
 
 from gguf_mtp.depth.acceptance import Acceptance
 from gguf_mtp.depth.cost_model import DraftCost, TargetCost
-from gguf_mtp.depth.early_exit import Outlook, Stopping
-from gguf_mtp.depth.goodput import Choice, Depths, Prices, View, view
+from gguf_mtp.depth.early_exit import EarlyExit, ExitOutlook
+from gguf_mtp.depth.goodput import DepthChoice, Depths, GoodputEstimate, StepCosts, estimate_goodput
 from gguf_mtp.depth.options import DepthOptions
 from gguf_mtp.depth.probing import HYSTERESIS, Prober
-from gguf_mtp.depth.protocol import Judged
-from gguf_mtp.types import Limit
+from gguf_mtp.depth.protocol import DraftResult
+from gguf_mtp.types import DraftLimit
 
 _LONGEST_HOLD = 4
 
 
-class Plan(NamedTuple):
+class DepthPlan(NamedTuple):
     """What was last decided: depths by sequence, and the estimate they come from."""
 
     depths: Depths
-    mean: View
+    mean: GoodputEstimate
     gain: float  # of thresholds over these depths
 
     @property
@@ -34,7 +34,7 @@ class Plan(NamedTuple):
         return self.mean.rate_of(self.depths) * self.gain
 
 
-class Source:
+class DrafterController:
     """Decides for one drafter; what it has learned lives as long as the engine."""
 
     def __init__(self, name: str, options: DepthOptions, target: TargetCost) -> None:
@@ -44,8 +44,8 @@ class Source:
         self.draft = DraftCost()
         self.acceptance = Acceptance(options.draft_max)
         self.prober = Prober(target)
-        self.stopping = Stopping(options.draft_max, options.draft_p_min, options.draft_min)
-        self.plan: Plan | None = None
+        self.stopping = EarlyExit(options.draft_max, options.draft_p_min, options.draft_min)
+        self.plan: DepthPlan | None = None
         self._seqs: tuple[int, ...] = ()
         self._room: list[int] = []
         self._hold = 1  # rounds that a choice stands beyond its own, so that their time counts
@@ -55,7 +55,7 @@ class Source:
 
     # -- choosing --------------------------------------------------------------------------------
 
-    def choose(self, seqs: tuple[int, ...], room: list[int]) -> list[Limit]:
+    def choose(self, seqs: tuple[int, ...], room: list[int]) -> list[DraftLimit]:
         """A limit for each sequence; `room[i]` draft tokens fit the i-th one, not all 0."""
         if self._held and seqs == self._seqs and room == self._room:
             self._held -= 1
@@ -67,14 +67,14 @@ class Source:
         """Nothing can be drafted in this round; what comes after it is decided anew."""
         self._held, self.plan = 0, None
 
-    def _decide(self, room: list[int]) -> list[Limit]:
+    def _decide(self, room: list[int]) -> list[DraftLimit]:
         mean = self.estimate(self._seqs, room)
         best = self._best(mean)
-        instead = Choice(best.depths, best.rate * self.stopping.gain)
+        instead = DepthChoice(best.depths, best.rate * self.stopping.gain)
         depths = self.prober.next(self._seqs, mean, instead, lambda: self.optimist(mean))
         if depths is not None:
             self._hold, self._held = 1, 0
-            self.plan = Plan(depths, mean, 1.0)
+            self.plan = DepthPlan(depths, mean, 1.0)
             return [self._named(self.stopping.limit(n), "probe") for n in depths]
         # Without drafts nothing is learned that could change the choice soon.
         self._hold = 1 if any(best.depths) else min(2 * self._hold, _LONGEST_HOLD)
@@ -82,37 +82,37 @@ class Source:
         self._kept = (self._seqs, best.depths)
         if len(room) == 1:
             self._look(mean, best)
-        self.plan = Plan(best.depths, mean, self.stopping.gain if len(room) == 1 else 1.0)
+        self.plan = DepthPlan(best.depths, mean, self.stopping.gain if len(room) == 1 else 1.0)
         return self._limits(best.depths, room)
 
-    def _limits(self, depths: Depths, room: list[int]) -> list[Limit]:
+    def _limits(self, depths: Depths, room: list[int]) -> list[DraftLimit]:
         """Thresholds on confidence where those pay, else these depths."""
         stopped = self.stopping.stopped(room[0]) if len(room) == 1 else None
         limits = [stopped] if stopped else [self.stopping.limit(n) for n in depths]
         return [self._named(one, "pays" if one.n else "does not pay") for one in limits]
 
-    def _named(self, limit: Limit, reason: str) -> Limit:
-        return Limit(limit.n, limit.p_min, reason, self.name)
+    def _named(self, limit: DraftLimit, reason: str) -> DraftLimit:
+        return DraftLimit(limit.n, limit.p_min, reason, self.name)
 
-    def estimate(self, seqs: Sequence[int], room: Sequence[int]) -> View:
+    def estimate(self, seqs: Sequence[int], room: Sequence[int]) -> GoodputEstimate:
         """What to expect of all depths that fit."""
         acceptance = [self.acceptance.mean(seq) for seq in seqs]
         prices = self._prices(self.target.mean(len(room) + sum(room) + 1))
-        return view(acceptance, room, prices, self.options.draft_min)
+        return estimate_goodput(acceptance, room, prices, self.options.draft_min)
 
-    def optimist(self, mean: View) -> View:
+    def optimist(self, mean: GoodputEstimate) -> GoodputEstimate:
         """The same, as good as it may well be; `mean` is that of the sequences last decided for."""
         acceptance = [
             self.acceptance.high(seq, rates)
             for seq, rates in zip(self._seqs, mean.acceptance, strict=True)
         ]
         prices = self._prices(self.target.low(len(mean.room) + sum(mean.room) + 1))
-        return view(acceptance, mean.room, prices, self.options.draft_min)
+        return estimate_goodput(acceptance, mean.room, prices, self.options.draft_min)
 
-    def _prices(self, target: Sequence[float]) -> Prices:
-        return Prices(target, *self.draft.parts(target[1]), self.draft.idle)
+    def _prices(self, target: Sequence[float]) -> StepCosts:
+        return StepCosts(target, *self.draft.parts(target[1]), self.draft.idle)
 
-    def _best(self, mean: View) -> Choice:
+    def _best(self, mean: GoodputEstimate) -> DepthChoice:
         """The best depths among row counts up to the largest measured; the last ones stay unless
         others are clearly better."""
         k = mean.best(max(self.target.cells) - len(mean.room))
@@ -120,13 +120,13 @@ class Source:
         if seqs == self._seqs and mean.fits(depths):
             rate = mean.rate_of(depths)
             if mean.rates[k] <= HYSTERESIS * rate:
-                return Choice(depths, rate)
-        return Choice(mean.depths(k), mean.rates[k])
+                return DepthChoice(depths, rate)
+        return DepthChoice(mean.depths(k), mean.rates[k])
 
-    def _look(self, mean: View, best: Choice) -> None:
+    def _look(self, mean: GoodputEstimate, best: DepthChoice) -> None:
         """Weigh thresholds on confidence against the best fixed depth."""
         self.stopping.look(
-            Outlook(
+            ExitOutlook(
                 seq=self._seqs[0],
                 first=mean.acceptance[0][0],
                 fixed=best.depths[0],
@@ -143,16 +143,16 @@ class Source:
             return len(self.stopping.stop.p_min)
         return self._kept[1][0] if self._kept[1] else 0
 
-    def outlook(self) -> Plan:
+    def outlook(self) -> DepthPlan:
         """For one sequence that goes on as the last ones did, with all the room there may be."""
         seq = self._seqs[0] if self._seqs else -1
         mean = self.estimate([seq], [self.options.draft_max])
         given = self._kept[1][0] if self._kept[1] else 0
-        return Plan((given,), mean, self.stopping.gain)
+        return DepthPlan((given,), mean, self.stopping.gain)
 
     # -- learning --------------------------------------------------------------------------------
 
-    def record(self, drafts: Sequence[tuple[Judged, Limit]], seconds: float) -> None:
+    def record(self, drafts: Sequence[tuple[DraftResult, DraftLimit]], seconds: float) -> None:
         """Learn from a round's drafts, each with the limit it was made under; this drafter's took
         `seconds`. Those of others say nothing of it."""
         self.acceptance.tick()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gguf_mtp.depth.drafter_controller import Source
+from gguf_mtp.depth.drafter_controller import DrafterController
 from gguf_mtp.depth.probing import HYSTERESIS
 
 _TRIAL = 16  # rounds
@@ -16,19 +16,22 @@ _FIRST_WAIT, _LAST_WAIT = 64, 4096  # rounds until the next trial, doubled when 
 _EVERY = 8  # rounds between two comparisons
 
 
-class Contest:
+class DrafterSelector:
     """Keeps the lead from round to round."""
 
     def __init__(self) -> None:
-        self._lead: Source | None = None
-        self._on_trial: Source | None = None
+        self._lead: DrafterController | None = None
+        self._on_trial: DrafterController | None = None
         self._left = 0  # rounds until the next comparison
         self._now = 0
         self._wait: dict[str, int] = {}
         self._next: dict[str, int] = {}  # round of the next trial
 
     def winner(
-        self, candidates: Sequence[Source], seqs: Sequence[int], rooms: Sequence[Sequence[int]]
+        self,
+        candidates: Sequence[DrafterController],
+        seqs: Sequence[int],
+        rooms: Sequence[Sequence[int]],
     ) -> int:
         """The index of the candidate that drafts now; `rooms[i]` is the i-th one's room in each
         sequence. The first of them leads before anything is known."""
@@ -47,7 +50,10 @@ class Contest:
         self._left -= n_rounds
 
     def _compare(
-        self, candidates: Sequence[Source], seqs: Sequence[int], rooms: Sequence[Sequence[int]]
+        self,
+        candidates: Sequence[DrafterController],
+        seqs: Sequence[int],
+        rooms: Sequence[Sequence[int]],
     ) -> int:
         means = [one.estimate(seqs, room) for one, room in zip(candidates, rooms, strict=True)]
         rates = [max(mean.rates) for mean in means]
@@ -66,7 +72,7 @@ class Contest:
                 return i
         return at
 
-    def _book(self, one: Source, won: bool) -> None:
+    def _book(self, one: DrafterController, won: bool) -> None:
         wait = _FIRST_WAIT if won else min(2 * self._wait.get(one.name, _FIRST_WAIT), _LAST_WAIT)
         self._wait[one.name] = wait
         self._next[one.name] = self._now + wait

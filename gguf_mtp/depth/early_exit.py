@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from gguf_mtp.depth.confidence import EDGES, N_BINS, Calibration, best_cut, rate_under
-from gguf_mtp.depth.goodput import Prices
-from gguf_mtp.types import Limit
+from gguf_mtp.depth.goodput import StepCosts
+from gguf_mtp.types import DraftLimit
 
 _ENTER, _STAY = 1.02, 1.01  # thresholds must beat the fixed depth by this much
 _FADE = 0.98  # of a sequence's mix of confidences with each draft token: it remembers fifty
@@ -21,14 +21,14 @@ _EVERY = 16  # choices between two looks; the first ones come sooner
 _OPEN_EVERY = 32  # rounds between drafts without thresholds, which keep the calibration honest
 
 
-class Stop(NamedTuple):
+class ExitRule(NamedTuple):
     """Thresholds for positions 0.. and what they promise over the best fixed depth."""
 
     p_min: tuple[float, ...]
     gain: float
 
 
-class Outlook(NamedTuple):
+class ExitOutlook(NamedTuple):
     """What the decision needs to know: acceptance at the first position, the best fixed depth, the
     deepest depth whose cost is known, prices for one sequence, and seconds to rebuild a graph."""
 
@@ -36,11 +36,11 @@ class Outlook(NamedTuple):
     first: float
     fixed: int
     deepest: int
-    prices: Prices
+    prices: StepCosts
     rebuild: float
 
 
-class Stopping:
+class EarlyExit:
     """Thresholds in use (`stop`, or None), over a calibration that all sequences feed.
 
     How confident the drafter is differs from text to text far more than what its confidence is
@@ -48,7 +48,7 @@ class Stopping:
 
     def __init__(self, n_max: int, floor: float, least: int) -> None:
         self.calibration = Calibration(n_max)
-        self.stop: Stop | None = None
+        self.stop: ExitRule | None = None
         self._floor = floor
         self._least = max(least, 1)
         self._n_max = n_max
@@ -67,7 +67,7 @@ class Stopping:
         self._own.pop(seq, None)
         self._wait = self._until_look = 2
 
-    def look(self, outlook: Outlook) -> None:
+    def look(self, outlook: ExitOutlook) -> None:
         """Weigh thresholds against the best fixed depth, when it is time to."""
         self._until_look -= 1
         if self._until_look > 0 or not self.calibration.is_ready or outlook.deepest < 1:
@@ -82,13 +82,13 @@ class Stopping:
         if not any(cut) or gain < (_STAY if self.stop else _ENTER):
             self.stop = None
         else:
-            self.stop = Stop(tuple(EDGES[i - 1] if i else 0.0 for i in cut), gain)
+            self.stop = ExitRule(tuple(EDGES[i - 1] if i else 0.0 for i in cut), gain)
 
-    def limit(self, n: int) -> Limit:
+    def limit(self, n: int) -> DraftLimit:
         """A draft of at most `n` tokens under no thresholds but the user's."""
-        return Limit(n, (self._floor,) * n if self._floor else ())
+        return DraftLimit(n, (self._floor,) * n if self._floor else ())
 
-    def stopped(self, room: int) -> Limit | None:
+    def stopped(self, room: int) -> DraftLimit | None:
         """The limit under thresholds, or None when a fixed depth is to be used."""
         if self.stop is None or room < self._least:
             return None
@@ -97,10 +97,10 @@ class Stopping:
             self._until_open = _OPEN_EVERY
             return None
         p_min = self.stop.p_min[:room]
-        return Limit(len(p_min), tuple(max(p, self._floor) for p in p_min))
+        return DraftLimit(len(p_min), tuple(max(p, self._floor) for p in p_min))
 
     def observe(
-        self, seq: int, limit: Limit, confidence: Sequence[float], verdicts: list[float]
+        self, seq: int, limit: DraftLimit, confidence: Sequence[float], verdicts: list[float]
     ) -> int:
         """Learn from a draft; `verdicts` (1 accepted, 0 not) of its judged tokens gain an inferred
         one where the draft was cut. Returns how many draft steps it took."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gguf_mtp.depth.protocol import Room, Round
+from gguf_mtp.depth.protocol import DraftRequest, RoundFeedback
 from gguf_mtp.depth.watchdog import Watchdog
 from gguf_mtp.errors import RequestError
-from gguf_mtp.types import Limit
+from gguf_mtp.types import DraftLimit
 
 
 class FixedDepth:
@@ -15,7 +15,7 @@ class FixedDepth:
     those of whom nothing is ever accepted.
 
     `FixedDepth(0)` never drafts: plain decoding. `p_min` bounds every position of a draft as
-    `Limit.p_min` does. Raises `RequestError` for a negative depth or a `p_min` outside 0 to 1.
+    `DraftLimit.p_min` does. Raises `RequestError` for a negative depth or a `p_min` outside 0 to 1.
     """
 
     def __init__(self, n: int, p_min: float = 0.0) -> None:
@@ -39,19 +39,19 @@ class FixedDepth:
     def rest(self) -> int:
         return 0
 
-    def choose(self, rooms: Sequence[Room]) -> list[Limit]:
+    def choose(self, rooms: Sequence[DraftRequest]) -> list[DraftLimit]:
         return [self._limit(room) for room in rooms]
 
-    def _limit(self, room: Room) -> Limit:
+    def _limit(self, room: DraftRequest) -> DraftLimit:
         source = next((name for name in room.drafters if name not in self.given_up), None)
         if source is None:
-            return Limit(0)
+            return DraftLimit(0)
         n = min(self._n, room.n_max)
         if room.offer and source == room.offer.source:
-            return Limit(min(n, len(room.offer.confidence)), (), source=source)
-        return Limit(n, self._p_min, source=source)
+            return DraftLimit(min(n, len(room.offer.confidence)), (), source=source)
+        return DraftLimit(n, self._p_min, source=source)
 
-    def record(self, round_: Round) -> None:
+    def record(self, round_: RoundFeedback) -> None:
         self._watchdog.see(round_)
 
     def forget(self, seq: int) -> None:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 Depths = tuple[int, ...]
 
 
-class Prices(NamedTuple):
+class StepCosts(NamedTuple):
     """Seconds: `target[m]` of a decode with m rows; the `first` draft step, each `further` one, and
     each further `row` of a step; `idle` of a round without drafts."""
 
@@ -39,14 +39,14 @@ class Item(NamedTuple):
     rows: int
 
 
-class Choice(NamedTuple):
+class DepthChoice(NamedTuple):
     """Draft depths by sequence, and their expected tokens per second."""
 
     depths: Depths
     rate: float
 
 
-class View(NamedTuple):
+class GoodputEstimate(NamedTuple):
     """One estimate of everything, for sequences that may draft up to `room[i]` tokens.
 
     `acceptance[i][k]` is conditional, `gain[i][k]` the expected tokens of draft token k; `rates[k]`
@@ -56,7 +56,7 @@ class View(NamedTuple):
     room: Sequence[int]
     acceptance: Sequence[Sequence[float]]
     gain: Sequence[Sequence[float]]
-    prices: Prices
+    prices: StepCosts
     items: Sequence[Item]
     rates: Sequence[float]
 
@@ -104,13 +104,13 @@ class View(NamedTuple):
         return k
 
 
-def view(
-    acceptance: Sequence[Sequence[float]], room: Sequence[int], prices: Prices, least: int
-) -> View:
+def estimate_goodput(
+    acceptance: Sequence[Sequence[float]], room: Sequence[int], prices: StepCosts, least: int
+) -> GoodputEstimate:
     """Everything that follows from acceptances and prices; a draft has `least` tokens or none."""
     gain = [list(accumulate(one[:n], mul)) for one, n in zip(acceptance, room, strict=True)]
     items = growth(gain, least)
-    return View(room, acceptance, gain, prices, items, rates(items, len(room), prices))
+    return GoodputEstimate(room, acceptance, gain, prices, items, rates(items, len(room), prices))
 
 
 def growth(gain: Sequence[Sequence[float]], least: int) -> list[Item]:
@@ -131,7 +131,7 @@ def growth(gain: Sequence[Sequence[float]], least: int) -> list[Item]:
     return items
 
 
-def rates(items: Sequence[Item], n_seqs: int, prices: Prices) -> list[float]:
+def rates(items: Sequence[Item], n_seqs: int, prices: StepCosts) -> list[float]:
     """Expected tokens per second after the first 0, 1, ... steps of growth.
 
     Time: target[rows] plus, for each draft position, one step over the sequences that reach it.

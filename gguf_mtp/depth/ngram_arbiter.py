@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 from gguf_mtp.depth.confidence import EDGES, Calibration
 from gguf_mtp.depth.cost_model import TargetCost
-from gguf_mtp.depth.goodput import Depths, View
+from gguf_mtp.depth.goodput import Depths, GoodputEstimate
 from gguf_mtp.depth.options import DepthOptions
 from gguf_mtp.depth.probing import HYSTERESIS
-from gguf_mtp.depth.protocol import Judged, Room
-from gguf_mtp.types import Limit
+from gguf_mtp.depth.protocol import DraftRequest, DraftResult
+from gguf_mtp.types import DraftLimit
 
 _MEMORY = 24.0  # judged tokens of a sequence that say how far to trust its offers
 _TRUST_WEIGHT = 4.0  # of the promise itself, in tokens
@@ -29,7 +29,7 @@ _EVERY = 16  # judged offers between two looks at the calibration
 _YOUNG = 8  # samples of a row count until which its time is taken as low as it may well be
 
 
-class Offers:
+class FreeDraftAcceptance:
     """Acceptance of one free drafter's tokens: by position and confidence, shared by all sequences,
     times what each sequence has shown against that."""
 
@@ -45,7 +45,7 @@ class Offers:
         trust = min((hits + _TRUST_WEIGHT) / (promised + _TRUST_WEIGHT), _MOST_TRUST)
         return [min(trust * rate, _MOST) for rate in self._promises(confidence)]
 
-    def judge(self, one: Judged) -> None:
+    def judge(self, one: DraftResult) -> None:
         """Learn what became of an offer."""
         promises = self._promises(one.confidence[: one.n_judged])
         hits, promised = self._shown.get(one.seq, (0.0, 0.0))
@@ -69,39 +69,43 @@ class Offers:
         return [rates[bisect_right(EDGES, sure)] for rates, sure in pairs]
 
 
-class Base(NamedTuple):
+class Baseline(NamedTuple):
     """What would be done without offers: `depths` by a drafter that takes time, expected to give
     `rate` tokens per second; `mean` is the estimate that this comes from."""
 
-    mean: View
+    mean: GoodputEstimate
     depths: Depths
     rate: float
 
 
-class Sending(NamedTuple):
+class FreeDraftPlan(NamedTuple):
     """Offers that are sent: how many tokens of which sequence's (by index), and what to expect."""
 
     taken: dict[int, int]
     rate: float
 
 
-class Exchange:
+class NgramArbiter:
     """Decides in which sequences an offer takes the place of another draft, or of none."""
 
     def __init__(self, options: DepthOptions, target: TargetCost) -> None:
         self.options = options
         self.target = target
-        self.known: dict[str, Offers] = {}
+        self.known: dict[str, FreeDraftAcceptance] = {}
 
-    def offers_of(self, source: str) -> Offers:
+    def offers_of(self, source: str) -> FreeDraftAcceptance:
         """What is known of a drafter; of a new one, nothing."""
         if source not in self.known:
-            self.known[source] = Offers(self.options.draft_max)
+            self.known[source] = FreeDraftAcceptance(self.options.draft_max)
         return self.known[source]
 
     def over(
-        self, rooms: Sequence[Room], limits: list[Limit], base: Base, last_rows: int
-    ) -> list[Limit]:
+        self,
+        rooms: Sequence[DraftRequest],
+        limits: list[DraftLimit],
+        base: Baseline,
+        last_rows: int,
+    ) -> list[DraftLimit]:
         """`limits`, with an offer's instead where that promises more. `last_rows` rows were in the
         last decode."""
         gains = [self._gains(room) for room in rooms]
@@ -114,10 +118,10 @@ class Exchange:
         for i, n in sending.taken.items():
             offer = rooms[i].offer
             assert offer
-            limits[i] = Limit(n, (), "offer", offer.source)
+            limits[i] = DraftLimit(n, (), "offer", offer.source)
         return limits
 
-    def _gains(self, room: Room) -> list[float]:
+    def _gains(self, room: DraftRequest) -> list[float]:
         """Expected tokens of a draft of 1, 2, ... tokens of the offer."""
         if room.offer is None:
             return []
@@ -129,7 +133,7 @@ class Exchange:
             return []
         return list(accumulate(accumulate(rates[:n], mul)))
 
-    def _is_hopeless(self, gains: Sequence[Sequence[float]], base: Base) -> bool:
+    def _is_hopeless(self, gains: Sequence[Sequence[float]], base: Baseline) -> bool:
         """Whether not even all offers at the least that any decode may take would pay: most of the
         time, and soon told."""
         n_seqs = len(gains)
@@ -143,10 +147,12 @@ class Exchange:
         """Rows that a decode may have: twice as many as were seen."""
         return max(2 * max(self.target.cells), n_seqs + max(self.options.draft_min, 1))
 
-    def _best(self, gains: Sequence[Sequence[float]], base: Base, last_rows: int) -> Sending:
+    def _best(
+        self, gains: Sequence[Sequence[float]], base: Baseline, last_rows: int
+    ) -> FreeDraftPlan:
         """One sequence after the other, each as far as it helps all."""
         n_seqs = len(gains)
-        depths, n_sent, best = list(base.depths), 0, Sending({}, base.rate)
+        depths, n_sent, best = list(base.depths), 0, FreeDraftPlan({}, base.rate)
         others = [
             sum(gain[:n]) for gain, n in zip(base.mean.gain, base.depths, strict=True)
         ]  # expected from drafts that are not offers
@@ -165,7 +171,7 @@ class Exchange:
                 seconds += self._turning(rows + n, last_rows, base_rows)
                 rate = (n_seqs + without + sent + gain[n - 1]) / seconds
                 if rate > best.rate:
-                    n_best, best = n, Sending({**best.taken, i: n}, rate)
+                    n_best, best = n, FreeDraftPlan({**best.taken, i: n}, rate)
             if n_best:
                 depths, others[i] = left, 0.0
                 n_sent, sent = n_sent + n_best, sent + gain[n_best - 1]

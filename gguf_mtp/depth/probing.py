@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gguf_mtp.depth.cost_model import TargetCost
-from gguf_mtp.depth.goodput import Choice, Depths, View
+from gguf_mtp.depth.goodput import DepthChoice, Depths, GoodputEstimate
 
 HYSTERESIS = 1.02  # another choice must promise this much more
 
@@ -31,7 +31,7 @@ class Probe:
 
     seqs: tuple[int, ...]
     depths: Depths
-    instead: Choice
+    instead: DepthChoice
     n_rounds: int = 0
     n_recorded: int = 0
     seconds: float = 0.0
@@ -102,7 +102,11 @@ class Prober:
             self._purse += _SHARE * seconds
 
     def next(
-        self, seqs: tuple[int, ...], view: View, best: Choice, optimist: Callable[[], View]
+        self,
+        seqs: tuple[int, ...],
+        view: GoodputEstimate,
+        best: DepthChoice,
+        optimist: Callable[[], GoodputEstimate],
     ) -> Depths | None:
         """Depths to try in this round, or None to do the best known thing."""
         if self.probe is not None and self._goes_on(self.probe, seqs, view, best, optimist):
@@ -119,9 +123,9 @@ class Prober:
         self,
         probe: Probe,
         seqs: tuple[int, ...],
-        view: View,
-        best: Choice,
-        optimist: Callable[[], View],
+        view: GoodputEstimate,
+        best: DepthChoice,
+        optimist: Callable[[], GoodputEstimate],
     ) -> bool:
         if probe.seqs != seqs or not view.fits(probe.depths):
             self._end(probe, probe.cost(len(probe.depths)), view, paid=True)
@@ -141,7 +145,7 @@ class Prober:
             return True
         return self._end(probe, probe.cost(tokens), view, paid)
 
-    def _end(self, probe: Probe, cost: float, view: View, paid: bool) -> bool:
+    def _end(self, probe: Probe, cost: float, view: GoodputEstimate, paid: bool) -> bool:
         """Book a probe; False, as it does not go on."""
         cost += self._target.rebuild  # on the way back
         self.spent += cost
@@ -158,7 +162,9 @@ class Prober:
             self._wait[up] = min(2 * self._wait[up], int(longest))
         return False
 
-    def _is_hopeless(self, probe: Probe, view: View, optimist: Callable[[], View]) -> bool:
+    def _is_hopeless(
+        self, probe: Probe, view: GoodputEstimate, optimist: Callable[[], GoodputEstimate]
+    ) -> bool:
         """Whether the first round, though its graph was rebuilt, took too long for any luck."""
         rows = len(view.room) + sum(probe.depths)
         if rows in self._target.cells:
@@ -171,7 +177,7 @@ class Prober:
 
     # -- starting --------------------------------------------------------------------------------
 
-    def _affords(self, cost: float, view: View) -> bool:
+    def _affords(self, cost: float, view: GoodputEstimate) -> bool:
         """Whether `cost` seconds may be lost. A full purse allows any: then it runs into debt."""
         full = _PURSE * view.plain
         if self._purse is None:
@@ -179,7 +185,9 @@ class Prober:
         self._purse = min(self._purse, full)
         return self._purse >= min(cost, full)
 
-    def _find(self, seqs: tuple[int, ...], view: View, best: Choice, high: View) -> Probe | None:
+    def _find(
+        self, seqs: tuple[int, ...], view: GoodputEstimate, best: DepthChoice, high: GoodputEstimate
+    ) -> Probe | None:
         """The change that promises most and is affordable. Even the plain estimate may promise more
         at a cost extrapolated from others: then that comes first."""
         n_seqs, top = len(view.room), max(self._target.cells)
@@ -199,7 +207,7 @@ class Prober:
         return None
 
     @staticmethod
-    def _hopes(high: View, best: Choice, reach: int) -> list[Depths]:
+    def _hopes(high: GoodputEstimate, best: DepthChoice, reach: int) -> list[Depths]:
         """Depths of at most `reach` draft rows that an optimist prefers to `best`, best first."""
         hopes = [
             (rate, high.depths(k))

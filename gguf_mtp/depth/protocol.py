@@ -1,6 +1,6 @@
 """The seam between the engine and whoever decides about drafts.
 
-What is asked before a round (`Room`), what is told after it (`Round`), and the decision itself
+What is asked before a round (`DraftRequest`), what is told after it (`RoundFeedback`), and the decision itself
 (`Depth`); `depth` has those there are.
 """
 
@@ -10,17 +10,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from gguf_mtp.types import Limit
+from gguf_mtp.types import DraftLimit
 
 
-class Offer(NamedTuple):
+class FreeDraft(NamedTuple):
     """A draft already made, by a drafter that is free: `confidence` has one entry per token."""
 
     source: str
     confidence: Sequence[float]
 
 
-class Room(NamedTuple):
+class DraftRequest(NamedTuple):
     """A sequence that may draft next; `n_max` tokens fit its max_tokens and context.
 
     `drafters` may draft for it, the preferred one first; the one that made the `offer`, if any, is
@@ -30,10 +30,10 @@ class Room(NamedTuple):
     seq: int
     n_max: int
     drafters: Sequence[str] = ("",)
-    offer: Offer | None = None
+    offer: FreeDraft | None = None
 
 
-class Judged(NamedTuple):
+class DraftResult(NamedTuple):
     """One draft, judged.
 
     `confidence` has one entry per drafted token. The target looked at `n_judged` of them, up to its
@@ -47,7 +47,7 @@ class Judged(NamedTuple):
     source: str = ""
 
 
-class Rested(NamedTuple):
+class SkippedRounds(NamedTuple):
     """Rounds without drafts that passed without a decision: `seconds` has the time of each one's
     target decode, of `n_rows` rows, and what is around it; `draft_s` is what the drafters took to
     observe them all."""
@@ -58,7 +58,7 @@ class Rested(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class RoundFeedback:
     """What a round cost: times in seconds, from wall clocks read after the work was done.
 
     `judged` has a sequence's draft, maybe an empty one; `offers` those that were in hand, sent to
@@ -69,16 +69,16 @@ class Round:
     after the last one recorded, if any did.
     """
 
-    judged: Sequence[Judged]
+    judged: Sequence[DraftResult]
     n_rows: int
     n_prefill: int
     n_cells: int
     target_s: float
     draft_s: float
     other_s: float
-    offers: Sequence[Judged] = ()
+    offers: Sequence[DraftResult] = ()
     seconds_of: Mapping[str, float] = field(default_factory=dict)
-    rested: Rested | None = None
+    rested: SkippedRounds | None = None
 
 
 class Depth(Protocol):
@@ -96,6 +96,6 @@ class Depth(Protocol):
     def given_up(self) -> Mapping[str, str]: ...
     @property
     def rest(self) -> int: ...
-    def choose(self, rooms: Sequence[Room]) -> list[Limit]: ...
-    def record(self, round_: Round) -> None: ...
+    def choose(self, rooms: Sequence[DraftRequest]) -> list[DraftLimit]: ...
+    def record(self, round_: RoundFeedback) -> None: ...
     def forget(self, seq: int) -> None: ...

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from gguf_mtp.depth.cost_model import TargetCost
-from gguf_mtp.depth.drafter_controller import Source
-from gguf_mtp.depth.goodput import View
-from gguf_mtp.depth.ngram_arbiter import Exchange
+from gguf_mtp.depth.drafter_controller import DrafterController
+from gguf_mtp.depth.goodput import GoodputEstimate
+from gguf_mtp.depth.ngram_arbiter import NgramArbiter
 
 
 class DepthReport(NamedTuple):
@@ -29,7 +29,10 @@ class DepthReport(NamedTuple):
 
 
 def report_of(
-    target: TargetCost, lead: Source | None, exchange: Exchange, given_up: Mapping[str, str]
+    target: TargetCost,
+    lead: DrafterController | None,
+    exchange: NgramArbiter,
+    given_up: Mapping[str, str],
 ) -> DepthReport:
     """For one sequence that goes on as the last ones did."""
     offers = {name: one.by_position() for name, one in exchange.known.items()}
@@ -49,7 +52,7 @@ def report_of(
     return DepthReport(1 / mean.plain, lead.depth, speed_up, acceptance, reason, offers)
 
 
-def reason_off(mean: View, most: int) -> str:
+def reason_off(mean: GoodputEstimate, most: int) -> str:
     """Why no depth of at most `most` pays, from the estimate for one sequence."""
     depth = max(range(1, most + 1), key=lambda n: mean.rate_of((n,)), default=0)
     if depth == 0:

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from gguf_mtp.depth.acceptance import SHARED_MEMORY, Rates
 from gguf_mtp.depth.confidence import N_BINS, Calibration
-from gguf_mtp.depth.controller import AutoDepth, Learned, Skill
+from gguf_mtp.depth.controller import AutoDepth, DrafterKnowledge, LearnedState
 from gguf_mtp.depth.cost_model import DraftCost, TargetCost
-from gguf_mtp.depth.drafter_controller import Source
+from gguf_mtp.depth.drafter_controller import DrafterController
 
 VERSION = 2
 _MOST_ROWS = 4096
@@ -46,7 +46,7 @@ def export_state(depth: AutoDepth) -> dict[str, Any] | None:
     }
 
 
-def _exported(source: Source, plain: float) -> dict[str, Any]:
+def _exported(source: DrafterController, plain: float) -> dict[str, Any]:
     shared = source.acceptance.shared
     return {
         "draft": list(source.draft.weights) if source.draft.n else None,
@@ -75,7 +75,7 @@ def import_state(depth: AutoDepth, state: object) -> str | None:
     return None
 
 
-def _learned(state: object, n_max: int) -> tuple[Learned, dict[str, _Probes]]:
+def _learned(state: object, n_max: int) -> tuple[LearnedState, dict[str, _Probes]]:
     whole = _dict(state)
     if whole["version"] != VERSION:
         raise ValueError(f"its version is {whole['version']!r}, not {VERSION}")
@@ -84,10 +84,10 @@ def _learned(state: object, n_max: int) -> tuple[Learned, dict[str, _Probes]]:
     offers = {str(name): _bins(one, n_max) for name, one in _dict(whole["offers"]).items()}
     skills = {name: _skill(one, n_max) for name, one in drafters.items()}
     probes = {name: _probes(one["probes"]) for name, one in drafters.items()}
-    return Learned(target, skills, offers), probes
+    return LearnedState(target, skills, offers), probes
 
 
-def _skill(one: dict[str, Any], n_max: int) -> Skill:
+def _skill(one: dict[str, Any], n_max: int) -> DrafterKnowledge:
     draft = DraftCost()
     if one["draft"] is not None:
         first, step, row = (_number(w, -_LONGEST, _LONGEST) for w in _list(one["draft"], 3))
@@ -98,7 +98,7 @@ def _skill(one: dict[str, Any], n_max: int) -> Skill:
     shared = Rates(n_max, SHARED_MEMORY)
     hits, seen = _list(one["shared"], 2)
     shared.restore(*_counts(hits, seen))
-    return Skill(draft, shared, _bins(one["bins"], n_max))
+    return DrafterKnowledge(draft, shared, _bins(one["bins"], n_max))
 
 
 def _bins(value: object, n_max: int) -> Calibration:

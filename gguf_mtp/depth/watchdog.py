@@ -7,7 +7,7 @@ is worth choosing.
 
 from __future__ import annotations
 
-from gguf_mtp.depth.protocol import Round
+from gguf_mtp.depth.protocol import RoundFeedback
 
 
 class Watchdog:
@@ -23,7 +23,7 @@ class Watchdog:
         self._left: dict[str, int] = {}
         self._n_drafts = n_drafts
 
-    def see(self, round_: Round) -> None:
+    def see(self, round_: RoundFeedback) -> None:
         """Count one round's drafts."""
         free = [offer.source for offer in round_.offers]
         for one in round_.judged:

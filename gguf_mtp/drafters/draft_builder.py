@@ -5,7 +5,7 @@ from __future__ import annotations
 from gguf_mtp.types import Ask, Distribution, Draft, Floats
 
 
-class Run:
+class DraftBuilder:
     """The draft that answers `ask`, one token after the other."""
 
     def __init__(self, ask: Ask) -> None:

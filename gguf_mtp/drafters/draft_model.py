@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gguf_mtp.drafters.draft_builder import Run
+from gguf_mtp.drafters.draft_builder import DraftBuilder
 from gguf_mtp.types import Ask, Decoder, Draft, Output, Rows
 
 
@@ -35,7 +35,7 @@ class ModelDrafter:
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """One draft per ask, in order. Raises `DecodeError`; the cache then holds certain rows
         only."""
-        runs = [Run(ask) for ask in asks]
+        runs = [DraftBuilder(ask) for ask in asks]
         active = [run for run in runs if run.wants_more]
         try:
             outputs = self._catch_up(active)
@@ -66,7 +66,7 @@ class ModelDrafter:
         """Puts saved bytes in the place of what the sequence held; raises `SavedStateError`."""
         self._context.load(seq, data)
 
-    def _catch_up(self, active: Sequence[Run]) -> Sequence[Output]:
+    def _catch_up(self, active: Sequence[DraftBuilder]) -> Sequence[Output]:
         """Decodes every token not in the cache, the last one of each sequence in any case."""
         if not active:
             return []
@@ -82,7 +82,7 @@ class ModelDrafter:
             [(run, run.ask.tokens[self._context.n_past(run.ask.seq) :], 1) for run in active]
         )
 
-    def _decode(self, parts: Sequence[tuple[Run, Sequence[int], int]]) -> Sequence[Output]:
+    def _decode(self, parts: Sequence[tuple[DraftBuilder, Sequence[int], int]]) -> Sequence[Output]:
         """Decodes tokens that follow the cache; the number of outputs goes with each part."""
         rows = [
             Rows(run.ask.seq, self._context.n_past(run.ask.seq), tokens, n_outputs)

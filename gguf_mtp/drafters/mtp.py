@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gguf_mtp.drafters.draft_builder import Run
+from gguf_mtp.drafters.draft_builder import DraftBuilder
 from gguf_mtp.types import Ask, Decoder, Draft, Floats, Output, Rows
 
 FLUSH = 256
@@ -100,7 +100,7 @@ class MtpDrafter:
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """One draft per ask, in order. Raises `DecodeError`; the caches then hold certain rows
         only."""
-        runs = [Run(ask) for ask in asks]
+        runs = [DraftBuilder(ask) for ask in asks]
         active = [r for r in runs if r.wants_more and self._has_rows(r.ask.seq)]
         outputs = self._catch_up(active)
         try:
@@ -169,7 +169,7 @@ class MtpDrafter:
         pending.put_back()
         self._context.rewind(seq, pending.first + 1)
 
-    def _catch_up(self, active: Sequence[Run]) -> Sequence[Output]:
+    def _catch_up(self, active: Sequence[DraftBuilder]) -> Sequence[Output]:
         """Decodes every buffered row of these sequences; the last of each gives an output."""
         if not active:
             return []
@@ -187,7 +187,7 @@ class MtpDrafter:
             pending.drop(len(pending.tokens))
         return outputs
 
-    def _chain(self, active: Sequence[Run], hidden: Sequence[Floats]) -> Sequence[Output]:
+    def _chain(self, active: Sequence[DraftBuilder], hidden: Sequence[Floats]) -> Sequence[Output]:
         """One more row per sequence: its newest draft token with the block's own hidden row."""
         rows = [
             Rows(run.ask.seq, self._context.n_past(run.ask.seq), run.tokens[-1:], 1, h)
@@ -207,8 +207,8 @@ class MtpDrafter:
 
 
 def _still_drafting(
-    active: Sequence[Run], outputs: Sequence[Output]
-) -> tuple[list[Run], list[Floats]]:
+    active: Sequence[DraftBuilder], outputs: Sequence[Output]
+) -> tuple[list[DraftBuilder], list[Floats]]:
     """The runs that want a further token, each with a copy of the hidden row it goes on from."""
     going = [(r, o) for r, o in zip(active, outputs, strict=True) if r.wants_more]
     hidden = [o.hidden[-1:].copy() for _, o in going if o.hidden is not None]

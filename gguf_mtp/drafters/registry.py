@@ -7,7 +7,7 @@ from gguf_mtp.errors import RequestError
 NAMES = ("ngram", "mtp", "model")
 
 
-def wished(text: str) -> tuple[str, ...] | None:
+def parse_drafters(text: str) -> tuple[str, ...] | None:
     """The drafters that `text` names, in its order: "off" none, "auto" whichever there are (None),
     "ngram,mtp" these.
 

@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
-from gguf_mtp.depth.protocol import Depth, Offer, Room
+from gguf_mtp.depth.protocol import Depth, DraftRequest, FreeDraft
 from gguf_mtp.engine.observers import Fallback, Observers
-from gguf_mtp.engine.request import NO_DRAFT, Outcome, Times, Turn, round_of
-from gguf_mtp.engine.skip_rounds import Resting
+from gguf_mtp.engine.request import NO_DRAFT, Outcome, RoundTimes, SequenceStep, feedback_of
+from gguf_mtp.engine.skip_rounds import SkipRounds
 from gguf_mtp.errors import CannotRewind, DecodeError, SavedStateError
-from gguf_mtp.types import Ask, Draft, Drafter, Limit, Rows
+from gguf_mtp.types import Ask, Draft, Drafter, DraftLimit, Rows
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -36,7 +36,7 @@ class Drafting:
         self._drafters = list(drafters)
         self._observers = observers
         self.seconds_of: dict[str, float] = {}  # spent in this round, by drafter
-        self._resting = Resting()
+        self._resting = SkipRounds()
         self._is_resting = False
         self._deciding_s = 0.0
 
@@ -51,7 +51,7 @@ class Drafting:
 
     # -- a round ---------------------------------------------------------------------------------
 
-    def draft(self, turns: Sequence[Turn], depth: Depth) -> None:
+    def draft(self, turns: Sequence[SequenceStep], depth: Depth) -> None:
         """Gives every turn its limit and its draft, maybe an empty one."""
         self.seconds_of = {}
         if not self._drafters or depth.n_max == 0 or not turns:
@@ -64,7 +64,7 @@ class Drafting:
             if drafter.is_free:
                 self._offer(drafter, turns, depth.n_max)
         limits = depth.choose([self._room(turn) for turn in turns])
-        asked: dict[str, list[tuple[Turn, Limit]]] = {}
+        asked: dict[str, list[tuple[SequenceStep, DraftLimit]]] = {}
         for turn, limit in zip(turns, limits, strict=True):
             turn.limit = limit
             if limit.n and limit.source == turn.offer.source:
@@ -85,9 +85,9 @@ class Drafting:
     def learn(
         self,
         depth: Depth,
-        judged: Sequence[tuple[Turn, Outcome]],
+        judged: Sequence[tuple[SequenceStep, Outcome]],
         n_prefill: int,
-        times: Times,
+        times: RoundTimes,
         seconds: float,
     ) -> None:
         """Tells the depth decision of a round, and leaves out whom it has given up."""
@@ -97,7 +97,7 @@ class Drafting:
             self._resting.see(times, seconds)
             return
         start = time.perf_counter()
-        depth.record(round_of(judged, n_prefill, times, seconds, self._resting.told()))
+        depth.record(feedback_of(judged, n_prefill, times, seconds, self._resting.told()))
         cost_s = self._deciding_s + time.perf_counter() - start
         if n_prefill or self._is_resting:  # the next decode has another shape
             self._resting.end()
@@ -108,30 +108,30 @@ class Drafting:
             if drafter is not None:
                 self._stop(drafter, "never_accepted", why)
 
-    def _room(self, turn: Turn) -> Room:
+    def _room(self, turn: SequenceStep) -> DraftRequest:
         offer = turn.offer
         names = [  # a free drafter only with what it has offered
             d.name
             for d in self._drafters
             if _may(turn, d) and (not d.is_free or d.name == offer.source)
         ]
-        made = Offer(offer.source, offer.confidence) if offer.tokens else None
-        return Room(turn.seq, turn.request.n_draft_max() if names else 0, names, made)
+        made = FreeDraft(offer.source, offer.confidence) if offer.tokens else None
+        return DraftRequest(turn.seq, turn.request.n_draft_max() if names else 0, names, made)
 
-    def _offer(self, drafter: Drafter, turns: Sequence[Turn], n_max: int) -> None:
+    def _offer(self, drafter: Drafter, turns: Sequence[SequenceStep], n_max: int) -> None:
         """Asks a free drafter for every turn that has no offer yet."""
         asking, asks = [], []
         for turn in turns:
             n = min(turn.request.n_draft_max(), n_max)
             if n > 0 and not turn.offer.tokens and _may(turn, drafter):
                 asking.append(turn)
-                asks.append(Ask(turn.seq, turn.slot.tokens, Limit(n), turn.request.chain))
+                asks.append(Ask(turn.seq, turn.slot.tokens, DraftLimit(n), turn.request.chain))
         drafts = self._run(drafter, partial(drafter.propose, asks)) or [NO_DRAFT] * len(asks)
         for turn, draft in zip(asking, drafts, strict=True):
             if draft.tokens:
                 turn.offer = draft
 
-    def _propose(self, drafter: Drafter, asking: Sequence[tuple[Turn, Limit]]) -> None:
+    def _propose(self, drafter: Drafter, asking: Sequence[tuple[SequenceStep, DraftLimit]]) -> None:
         asks = [Ask(t.seq, t.slot.tokens, limit, t.request.chain) for t, limit in asking]
         drafts = self._run(drafter, partial(drafter.propose, asks)) or [NO_DRAFT] * len(asks)
         for (turn, _), draft in zip(asking, drafts, strict=True):
@@ -187,7 +187,7 @@ class Drafting:
         self._observers.fell_back(kind, why)
 
 
-def _may(turn: Turn, drafter: Drafter) -> bool:
+def _may(turn: SequenceStep, drafter: Drafter) -> bool:
     """Whether the request allows the drafter."""
     allowed = turn.request.options.draft
     return allowed is None or drafter.name in allowed

@@ -19,9 +19,9 @@ from collections.abc import Iterator, Sequence
 from gguf_mtp.depth.protocol import Depth
 from gguf_mtp.engine.config import EngineLimits
 from gguf_mtp.engine.drafting import Drafting
-from gguf_mtp.engine.observers import Load, Observers
-from gguf_mtp.engine.prefill_chunk import Pace
-from gguf_mtp.engine.request import Outcome, Request, Slot, Times, Turn
+from gguf_mtp.engine.observers import EngineLoad, Observers
+from gguf_mtp.engine.prefill_chunk import PrefillChunker
+from gguf_mtp.engine.request import Outcome, Request, RoundTimes, SequenceStep, Slot
 from gguf_mtp.engine.slots import Slots
 from gguf_mtp.engine.state_file import pack, unpack
 from gguf_mtp.errors import NO_CELLS, ContextFull, DecodeError
@@ -54,7 +54,7 @@ class Engine:
         )
         self._target = target
         self._slots = Slots(target, self.drafting, limits.n_seq, limits.n_idle)
-        self._pace = Pace(limits.n_batch)
+        self._pace = PrefillChunker(limits.n_batch)
         self._queue: deque[Request] = deque()
         self._n_submitted = 0
         self._inboxes: dict[int, deque[Chunk]] = {}  # by request, of those that `generate` reads
@@ -178,7 +178,7 @@ class Engine:
     def _round(self) -> list[Chunk]:
         start = time.perf_counter() - self._uncounted_s
         self._admit()
-        turns = [Turn(s, r) for s, r in self._slots.active() if self._slots.is_read(s)]
+        turns = [SequenceStep(s, r) for s, r in self._slots.active() if self._slots.is_read(s)]
         self.drafting.draft(turns, self.depth)  # 1 depth, 2 draft
         rows = [t.rows() for t in turns]
         room = self.limits.n_batch - sum(len(r.tokens) for r in rows)
@@ -200,7 +200,7 @@ class Engine:
         ]
         certain += [_seen(*seen) for seen in zip(prompts, read, strict=True)]
         self.drafting.observe(certain)
-        times = Times(start, step.seconds, self.drafting.seconds_of)
+        times = RoundTimes(start, step.seconds, self.drafting.seconds_of)
         seconds = self._count(list(zip(turns, outcomes, strict=True)), prompts, times)
         unfinished = {r.seq for r in prompts}
         reading = [Chunk(r.id, [], 0) for s, r in self._slots.active() if s.seq in unfinished]
@@ -208,12 +208,12 @@ class Engine:
         self._uncounted_s = time.perf_counter() - start - seconds
         return emitted + reading
 
-    def _arriving(self, ends: Sequence[Rows]) -> list[Turn]:
+    def _arriving(self, ends: Sequence[Rows]) -> list[SequenceStep]:
         """The turns of those whose prompt's last rows are read now."""
         if not ends:
             return []
         first = {r.seq: r.pos for r in ends}
-        return [Turn(s, r, first[s.seq]) for s, r in self._slots.active() if s.seq in first]
+        return [SequenceStep(s, r, first[s.seq]) for s, r in self._slots.active() if s.seq in first]
 
     def _admit(self) -> None:
         """Gives free slots to queued requests, in the order they came."""
@@ -234,7 +234,7 @@ class Engine:
 
     # -- after the decode ----------------------------------------------------------------------
 
-    def _keep(self, turn: Turn, outcome: Outcome, output: Output) -> Rows:
+    def _keep(self, turn: SequenceStep, outcome: Outcome, output: Output) -> Rows:
         """Commits tokens and drops the rows behind them; the rows that have become certain."""
         tokens, n = turn.slot.tokens, len(outcome.committed)
         pos = len(tokens) - 1
@@ -246,7 +246,10 @@ class Engine:
         return _seen(Rows(turn.seq, turn.first, tokens[turn.first : pos + n]), output)
 
     def _count(
-        self, judged: Sequence[tuple[Turn, Outcome]], prompts: Sequence[Rows], times: Times
+        self,
+        judged: Sequence[tuple[SequenceStep, Outcome]],
+        prompts: Sequence[Rows],
+        times: RoundTimes,
     ) -> float:
         """Counts, per request and for the depth decision. Returns the seconds that were counted:
         what comes after is the next round's."""
@@ -264,11 +267,11 @@ class Engine:
         decided = [one for one in judged if not one[0].n_prompt]
         self.drafting.learn(self.depth, decided, n_prefill, times, seconds)
         if self.observers:
-            load = Load(n_prefill, self._slots.n_cells(), len(self._queue))
+            load = EngineLoad(n_prefill, self._slots.n_cells(), len(self._queue))
             self.observers.round(judged, load, times, seconds)
         return seconds
 
-    def _emit(self, turn: Turn, outcome: Outcome) -> Chunk:
+    def _emit(self, turn: SequenceStep, outcome: Outcome) -> Chunk:
         n_from_draft = min(outcome.n_accepted, len(outcome.committed))
         chunk = Chunk(
             seq=turn.request.id,

@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
-from gguf_mtp.engine.request import Outcome, Times, Turn
+from gguf_mtp.engine.request import Outcome, RoundTimes, SequenceStep
 
 log = logging.getLogger(__name__)
 
 Fallback = Literal["drafter_failed", "never_accepted", "cache_full"]
 
 
-class Part(NamedTuple):
+class SequenceReport(NamedTuple):
     """One sequence's part in a round.
 
     `request` is its id. It was allowed to draft `depth` tokens; `reason` says in a word or two why
@@ -37,7 +37,7 @@ class Part(NamedTuple):
     n_committed: int
 
 
-class Load(NamedTuple):
+class EngineLoad(NamedTuple):
     """`n_prefill` prompt rows were decoded; sequences hold `n_cells` positions of the target's KV
     cache, idle prefixes included; `n_waiting` requests have no slot."""
 
@@ -50,8 +50,8 @@ class Load(NamedTuple):
 class RoundReport:
     """Everything about one round. Times in seconds: the target's decode, drafting, the rest."""
 
-    parts: Sequence[Part]
-    load: Load
+    parts: Sequence[SequenceReport]
+    load: EngineLoad
     target_s: float
     draft_s: float
     other_s: float
@@ -83,7 +83,11 @@ class Observers:
         return bool(self._observers)
 
     def round(
-        self, judged: Sequence[tuple[Turn, Outcome]], load: Load, times: Times, seconds: float
+        self,
+        judged: Sequence[tuple[SequenceStep, Outcome]],
+        load: EngineLoad,
+        times: RoundTimes,
+        seconds: float,
     ) -> None:
         """Tells of a round that took `seconds`."""
         report = RoundReport(
@@ -107,14 +111,14 @@ class Observers:
                 self._observers.remove(observer)
 
 
-def _reason(turn: Turn) -> str:
+def _reason(turn: SequenceStep) -> str:
     if turn.n_prompt:
         return "first token"
     return (turn.limit.reason or "fixed") if turn.limit else "off"
 
 
-def _part(turn: Turn, outcome: Outcome) -> Part:
-    return Part(
+def _part(turn: SequenceStep, outcome: Outcome) -> SequenceReport:
+    return SequenceReport(
         request=turn.request.id,
         depth=turn.limit.n if turn.limit else 0,
         reason=_reason(turn),

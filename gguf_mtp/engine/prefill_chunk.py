@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Pace:
+class PrefillChunker:
     """How many prompt rows a decode may hold so that it takes about `CHUNK_S` seconds.
 
     Between two decodes requests can be cancelled and answers go on, so a chunk is what a long

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from gguf_mtp.depth.protocol import Judged, Rested, Round
+from gguf_mtp.depth.protocol import DraftResult, RoundFeedback, SkippedRounds
 from gguf_mtp.errors import BadLogits
 from gguf_mtp.params import PLAIN, AnswerOptions, SamplingParams
-from gguf_mtp.sampling.chain import Chain
+from gguf_mtp.sampling.chain import SamplingChain
 from gguf_mtp.sampling.logprobs import TokenLogprobs, logprobs_of
 from gguf_mtp.sampling.verify import verify
 from gguf_mtp.stats import RoundCount, Stats
-from gguf_mtp.types import Draft, FinishReason, Floats, Limit, Rows, Verdict
+from gguf_mtp.types import Draft, DraftLimit, FinishReason, Floats, Rows, Verdict
 
 NO_DRAFT = Draft((), (), (), "")
 
@@ -34,7 +34,7 @@ class Request:
     ) -> None:
         self.id = id_
         self.prompt = list(prompt)
-        self.chain = Chain(params, prompt, options.constraint)
+        self.chain = SamplingChain(params, prompt, options.constraint)
         self.n_left = n_left
         self.options = options
         self.stats = Stats()
@@ -85,7 +85,7 @@ class Outcome(NamedTuple):
     error: BadLogits | None = None
 
 
-class Turn:
+class SequenceStep:
     """One sequence's part of one round. Mostly its last token and a draft; where the prompt's end
     is read, the `n_prompt` tokens before the last one too, from position `first` on."""
 
@@ -96,7 +96,7 @@ class Turn:
         self.n_prompt = last - self.first
         self.draft = NO_DRAFT
         self.offer = NO_DRAFT  # by a free drafter, sent to the target or not
-        self.limit: Limit | None = None  # of the draft; None where nothing drafts
+        self.limit: DraftLimit | None = None  # of the draft; None where nothing drafts
 
     @property
     def seq(self) -> int:
@@ -126,7 +126,7 @@ class Turn:
         likely = [logprobs_of(row, token, options.n_logprobs) for row, token in pairs]
         return outcome._replace(logprobs=likely)
 
-    def count(self, outcome: Outcome, times: Times, seconds: float) -> None:
+    def count(self, outcome: Outcome, times: RoundTimes, seconds: float) -> None:
         """Adds the round, which took `seconds`, to the request's statistics."""
         committed, n_judged, n_accepted = outcome[:3]
         self.request.n_left -= len(committed)
@@ -160,7 +160,7 @@ def cut(verdict: Verdict, draft: Sequence[int], n_left: int, end_tokens: frozens
     return Outcome(tokens, n_judged, n_accepted, "length" if len(tokens) >= n_left else None)
 
 
-class Times(NamedTuple):
+class RoundTimes(NamedTuple):
     """When a round began (perf_counter), the seconds of its target decode, and of its drafting by
     drafter."""
 
@@ -177,17 +177,17 @@ class Times(NamedTuple):
         return seconds - self.target_s - self.draft_s
 
 
-def round_of(
-    judged: Sequence[tuple[Turn, Outcome]],
+def feedback_of(
+    judged: Sequence[tuple[SequenceStep, Outcome]],
     n_prefill: int,
-    times: Times,
+    times: RoundTimes,
     seconds: float,
-    rested: Rested | None,
-) -> Round:
+    rested: SkippedRounds | None,
+) -> RoundFeedback:
     """What the depth decision learns from a round that took `seconds`."""
-    return Round(
+    return RoundFeedback(
         judged=[
-            Judged(t.seq, t.draft.confidence, o.n_accepted, o.n_judged, t.draft.source)
+            DraftResult(t.seq, t.draft.confidence, o.n_accepted, o.n_judged, t.draft.source)
             for t, o in judged
         ],
         n_rows=sum(1 + len(t.draft.tokens) for t, _ in judged),
@@ -202,10 +202,10 @@ def round_of(
     )
 
 
-def _compare(turn: Turn, committed: Sequence[int]) -> Judged:
+def _compare(turn: SequenceStep, committed: Sequence[int]) -> DraftResult:
     """The turn's offer against what was committed: a point mass is accepted as often as the target
     draws it, so that this is the target's verdict whether it was asked or not."""
     offer = turn.offer
     n = min(len(offer.tokens), len(committed))
     n_same = next((k for k in range(n) if offer.tokens[k] != committed[k]), n)
-    return Judged(turn.seq, offer.confidence, n_same, min(n_same + 1, n), offer.source)
+    return DraftResult(turn.seq, offer.confidence, n_same, min(n_same + 1, n), offer.source)

@@ -10,25 +10,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gguf_mtp.depth.protocol import Rested
-from gguf_mtp.engine.request import Times, Turn
-from gguf_mtp.types import Limit
+from gguf_mtp.depth.protocol import SkippedRounds
+from gguf_mtp.engine.request import RoundTimes, SequenceStep
+from gguf_mtp.types import DraftLimit
 
 _SHARE = 0.005  # of the time of rounds without drafts that deciding may take
 _MEMORY = 8  # decisions over which their cost is averaged
 
 
-class Resting:
+class SkipRounds:
     """The rounds that are left of a rest, and what the past ones took."""
 
     def __init__(self) -> None:
         self._left = 0
-        self._turns: list[tuple[int, Limit]] = []  # request and limit of the last decision
+        self._turns: list[tuple[int, DraftLimit]] = []  # request and limit of the last decision
         self._seconds: list[float] = []
         self._draft_s = 0.0
         self._cost_s = 0.0
 
-    def goes_on(self, turns: Sequence[Turn]) -> bool:
+    def goes_on(self, turns: Sequence[SequenceStep]) -> bool:
         """Whether these turns need no decision; then they get the last one's limits."""
         if not self._left or [t.request.id for t in turns] != [id_ for id_, _ in self._turns]:
             self._left = 0
@@ -38,16 +38,16 @@ class Resting:
             turn.limit = limit
         return True
 
-    def see(self, times: Times, seconds: float) -> None:
+    def see(self, times: RoundTimes, seconds: float) -> None:
         """A round of the rest took `seconds`."""
         self._seconds.append(seconds - times.draft_s)
         self._draft_s += times.draft_s
 
-    def told(self) -> Rested | None:
+    def told(self) -> SkippedRounds | None:
         """What has passed since this was asked last."""
         if not self._seconds:
             return None
-        passed = Rested(len(self._turns), self._seconds, self._draft_s)
+        passed = SkippedRounds(len(self._turns), self._seconds, self._draft_s)
         self._seconds, self._draft_s = [], 0.0
         return passed
 
@@ -55,11 +55,13 @@ class Resting:
         """The next round needs a decision."""
         self._left = 0
 
-    def begin(self, turns: Sequence[Turn], most: int, cost_s: float, round_s: float) -> None:
+    def begin(
+        self, turns: Sequence[SequenceStep], most: int, cost_s: float, round_s: float
+    ) -> None:
         """After a decision for `turns` that took `cost_s` in a round of `round_s` seconds: rests at
         most `most` rounds."""
         self._left = 0
         if most:
             self._cost_s += (cost_s - self._cost_s) / _MEMORY if self._cost_s else cost_s
             self._left = min(most, int(self._cost_s / (_SHARE * round_s)))
-            self._turns = [(t.request.id, t.limit or Limit(0)) for t in turns]
+            self._turns = [(t.request.id, t.limit or DraftLimit(0)) for t in turns]

@@ -22,7 +22,7 @@ MAGIC = b"gmtpseq\x01"
 _HEAD = len(MAGIC) + 32 + 4
 
 
-class Saved(NamedTuple):
+class SavedSequence(NamedTuple):
     """`tokens` are certain; `parts` hold each cache's own bytes ("target", "drafter")."""
 
     tokens: list[int]
@@ -38,7 +38,7 @@ def pack(fingerprint: str, tokens: Sequence[int], parts: Mapping[str, bytes]) ->
     return MAGIC + hashlib.sha256(body).digest() + body
 
 
-def unpack(data: bytes, fingerprint: str) -> Saved:
+def unpack(data: bytes, fingerprint: str) -> SavedSequence:
     """The reverse. Raises `SavedStateError`: damaged, of another version, or of another model."""
     if data[: len(MAGIC) - 1] != MAGIC[:-1]:
         raise SavedStateError("this is not a saved sequence")
@@ -58,4 +58,4 @@ def unpack(data: bytes, fingerprint: str) -> Saved:
     for name, size in header["parts"]:
         parts[name] = body[end : end + size]
         end += size
-    return Saved(header["tokens"], parts)
+    return SavedSequence(header["tokens"], parts)

@@ -19,18 +19,18 @@ import numpy as np
 
 from gguf_mtp.errors import RequestError
 from gguf_mtp.grammar.reasoning import (
+    AfterOptionalReasoning,
     AfterReasoning,
-    Following,
+    GrammarState,
     Mask,
-    MayReason,
-    OnceOpened,
     Reasoning,
+    TriggeredGrammar,
 )
 
 if TYPE_CHECKING:  # its import takes 40 ms, which only those who ask for a grammar shall wait for
     from llguidance import LLMatcher, LLTokenizer
 
-__all__ = ["Follower", "Grammar", "Grammars", "Thinking", "Vocabulary", "quoted"]
+__all__ = ["Grammar", "GrammarMatcher", "Grammars", "Thinking", "TokenVocabulary", "quoted"]
 
 MAX_CHARS = 1 << 20
 """Of a grammar's source."""
@@ -44,7 +44,7 @@ _SOURCE = re.compile(r"\d+ \|")
 _OPTIONS = '\n%llguidance {"no_forcing": true}\n'
 
 
-class Vocabulary(Protocol):
+class TokenVocabulary(Protocol):
     """What a grammar needs of a vocabulary (`llama.Vocab`)."""
 
     def tokenize(self, text: str, add_special: bool, parse_special: bool = True) -> list[int]: ...
@@ -65,7 +65,7 @@ class Grammars:
     The vocabulary is read when the first grammar comes. May be used by several threads.
     """
 
-    def __init__(self, vocab: Vocabulary, n_vocab: int, end_tokens: frozenset[int]) -> None:
+    def __init__(self, vocab: TokenVocabulary, n_vocab: int, end_tokens: frozenset[int]) -> None:
         self.vocab, self.end_tokens = vocab, end_tokens
         self._n_vocab = n_vocab
         self._lock = threading.Lock()
@@ -135,7 +135,7 @@ class _Tokens:
 
     bos_token_id = None
 
-    def __init__(self, tokens: list[bytes], vocab: Vocabulary, eos_token_id: int) -> None:
+    def __init__(self, tokens: list[bytes], vocab: TokenVocabulary, eos_token_id: int) -> None:
         self.tokens, self.eos_token_id = tokens, eos_token_id
         self.special_token_ids = [i for i, t in enumerate(tokens) if t.startswith(b"\xff")]
         self._vocab = vocab
@@ -152,10 +152,14 @@ class Thinking(NamedTuple):
     piece: Callable[[int], bytes]
     opening: int | None = None
 
-    def before(self, bind: Callable[[Reasoning | None], Following]) -> Following:
+    def before(self, bind: Callable[[Reasoning | None], GrammarState]) -> GrammarState:
         """What `bind` makes for a text that begins with reasoning, or for either kind."""
         behind = bind(Reasoning(self.close, self.piece))
-        return behind if self.opening is None else MayReason(bind(None), behind, self.opening)
+        return (
+            behind
+            if self.opening is None
+            else AfterOptionalReasoning(bind(None), behind, self.opening)
+        )
 
 
 class Grammar:
@@ -164,27 +168,27 @@ class Grammar:
     def __init__(self, matcher: LLMatcher, tables: _Tables) -> None:
         self._matcher, self._tables = matcher, tables
 
-    def follow(self) -> Follower:
+    def follow(self) -> GrammarMatcher:
         """Obeyed from the answer's first token on."""
-        return Follower(self._matcher.deep_copy(), self._tables.ends)
+        return GrammarMatcher(self._matcher.deep_copy(), self._tables.ends)
 
-    def follow_after(self, thinking: Thinking) -> Following:
+    def follow_after(self, thinking: Thinking) -> GrammarState:
         """Obeyed from the end of the reasoning on."""
         inner, blanks = self.follow(), self._tables.blanks
         return thinking.before(
             lambda reasoning: AfterReasoning(inner, blanks, reasoning) if reasoning else inner
         )
 
-    def follow_once(self, openings: frozenset[int], thinking: Thinking | None) -> Following:
+    def follow_once(self, openings: frozenset[int], thinking: Thinking | None) -> GrammarState:
         """Obeyed from the first of the tokens `openings` on, which belongs to its text; one within
         the reasoning is none."""
         inner = self.follow()
         if thinking is None:
-            return OnceOpened(inner, openings)
-        return thinking.before(lambda reasoning: OnceOpened(inner, openings, reasoning))
+            return TriggeredGrammar(inner, openings)
+        return thinking.before(lambda reasoning: TriggeredGrammar(inner, openings, reasoning))
 
 
-class Follower:
+class GrammarMatcher:
     """A `params.Constraint`. `failure` says why the grammar could not be followed to its end; only
     end tokens are allowed from there on.
 

@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 from gguf_mtp.params import Constraint
 
 __all__ = [
+    "AfterOptionalReasoning",
     "AfterReasoning",
     "Fallible",
-    "Following",
+    "GrammarState",
     "Mask",
-    "MayReason",
     "MinTokens",
-    "OnceOpened",
     "Reasoning",
+    "TriggeredGrammar",
 ]
 
 Mask = NDArray[np.bool_]
@@ -33,14 +33,14 @@ MAX_LEAD = 2
 """Tokens of white space between reasoning and the text that is bound."""
 
 
-class Following(Constraint, Protocol):
+class GrammarState(Constraint, Protocol):
     """A constraint that says, once it had to give up, why; the answer is worthless then."""
 
     @property
     def failure(self) -> str | None: ...
 
 
-class Fallible(Following, Protocol):
+class Fallible(GrammarState, Protocol):
     """Knows what may come at any time, and can be told to give up (`grammar.Follower`)."""
 
     def allowed(self, after: Sequence[int]) -> Mask: ...
@@ -148,7 +148,7 @@ class AfterReasoning:
         return bool(self._blanks[token]) and not self._inner.allowed(())[token]
 
 
-class OnceOpened:
+class TriggeredGrammar:
     """A `params.Constraint` that allows everything until one of `openings` comes, then what `inner`
     does, from that token on. What comes within `reasoning` opens nothing.
 
@@ -156,7 +156,7 @@ class OnceOpened:
     """
 
     def __init__(
-        self, inner: Following, openings: frozenset[int], reasoning: Reasoning | None = None
+        self, inner: GrammarState, openings: frozenset[int], reasoning: Reasoning | None = None
     ) -> None:
         self._inner, self._openings, self._reasoning = inner, openings, reasoning
         self._is_open = False
@@ -188,14 +188,14 @@ class OnceOpened:
         return next(found, None)
 
 
-class MayReason:
+class AfterOptionalReasoning:
     """A `params.Constraint`: `inner` from the first token on, unless that is `opening`: then what
     `behind` makes of the rest, which begins inside the reasoning and is bound by the same `inner`.
     """
 
-    def __init__(self, inner: Following, behind: Following, opening: int) -> None:
+    def __init__(self, inner: GrammarState, behind: GrammarState, opening: int) -> None:
         self._inner, self._behind, self._opening = inner, behind, opening
-        self._chosen: Following | None = None
+        self._chosen: GrammarState | None = None
 
     @property
     def failure(self) -> str | None:
@@ -216,7 +216,7 @@ class MayReason:
         if self._chosen is not None:
             self._chosen.commit(rest)
 
-    def _choose(self, tokens: Sequence[int]) -> tuple[Following | None, Sequence[int]]:
+    def _choose(self, tokens: Sequence[int]) -> tuple[GrammarState | None, Sequence[int]]:
         """Who is asked about `tokens`, and about which of them; nobody before the first one."""
         if self._chosen is not None or not tokens:
             return self._chosen, tokens

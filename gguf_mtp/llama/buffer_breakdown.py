@@ -21,7 +21,7 @@ _CPU_DEVICE = 0  # enum ggml_backend_dev_type
 _BUFFER = 8  # offset of ggml_tensor::buffer
 
 
-class Memory(NamedTuple):
+class BufferBreakdown(NamedTuple):
     """Bytes on one device: weights, cache and compute buffers of one context."""
 
     model: int
@@ -45,7 +45,7 @@ def places(model: Any, names: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def breakdown(context: Any) -> dict[str, Memory]:
+def breakdown(context: Any) -> dict[str, BufferBreakdown]:
     """What a context and its model take on each device; {} where llama.cpp cannot be asked.
 
     With a model loaded by `no_alloc` it is what they would take.
@@ -60,21 +60,21 @@ def breakdown(context: Any) -> dict[str, Memory]:
     # word 2 is the root and word 5 the count. Its few nodes are not freed.
     room = (ctypes.c_uint64 * 6)()
     ask(ctypes.addressof(room), ctypes.cast(context, ctypes.c_void_p))
-    found: dict[str, Memory] = {}
+    found: dict[str, BufferBreakdown] = {}
     for buffer_type, memory in _nodes(room[2]):
         device = _device_of(buffer_type)
-        so_far = found.get(device, Memory(0, 0, 0))
-        found[device] = Memory(*(a + b for a, b in zip(so_far, memory, strict=True)))
+        so_far = found.get(device, BufferBreakdown(0, 0, 0))
+        found[device] = BufferBreakdown(*(a + b for a, b in zip(so_far, memory, strict=True)))
     return found
 
 
-def _nodes(address: int) -> Iterator[tuple[int, Memory]]:
+def _nodes(address: int) -> Iterator[tuple[int, BufferBreakdown]]:
     """In order: words of a node are color, parent, left, right, key and the three sums."""
     if not address:
         return
     words = (ctypes.c_uint64 * 8).from_address(address)
     yield from _nodes(words[2])
-    yield words[4], Memory(words[5], words[6], words[7])
+    yield words[4], BufferBreakdown(words[5], words[6], words[7])
     yield from _nodes(words[3])
 
 

@@ -14,10 +14,10 @@ from gguf_mtp.errors import NO_CELLS, CannotRewind, DecodeError, LoadFailed, Sav
 from gguf_mtp.gguf.ggml_types import TENSOR_TYPES
 from gguf_mtp.llama.batch import Batch
 from gguf_mtp.llama.binding import nextn
-from gguf_mtp.llama.buffer_breakdown import Memory, breakdown
+from gguf_mtp.llama.buffer_breakdown import BufferBreakdown, breakdown
 from gguf_mtp.llama.log import Errors
-from gguf_mtp.llama.output_buffer import Buffer
-from gguf_mtp.llama.recurrent_states import States, passes
+from gguf_mtp.llama.output_buffer import OutputBuffer
+from gguf_mtp.llama.recurrent_states import RecurrentStates, passes
 from gguf_mtp.types import Output, Rows, Step
 
 REFUSED = -1
@@ -65,7 +65,7 @@ class Context:
 
     def __init__(self, model: Any, n_embd: int, n_vocab: int, options: ContextOptions) -> None:
         self.options = options
-        self._logits, self._hidden = Buffer(n_vocab), Buffer(n_embd)
+        self._logits, self._hidden = OutputBuffer(n_vocab), OutputBuffer(n_embd)
         self._n_past = [0] * options.n_seq
         self._ctx = _new_context(model, options)
         self._states = _states(model, self._ctx, options)
@@ -142,7 +142,7 @@ class Context:
         self._n_past[seq] = int.from_bytes(data[:8], "little")
         return self._n_past[seq]
 
-    def memory(self) -> dict[str, Memory]:
+    def memory(self) -> dict[str, BufferBreakdown]:
         """What this context and its model take on each device; {} where llama.cpp cannot be
         asked."""
         return breakdown(self._ctx)
@@ -229,12 +229,14 @@ def _refusal(what: str) -> DecodeError:
     return DecodeError(REFUSED, f"invalid batch: {what}")
 
 
-def _states(model: Any, ctx: Any, options: ContextOptions) -> States | None:
+def _states(model: Any, ctx: Any, options: ContextOptions) -> RecurrentStates | None:
     """None where there are none: the MTP block of such a model is a layer of attention."""
     has_states = L.llama_model_is_recurrent(model) or L.llama_model_is_hybrid(model)
     if options.is_mtp or not has_states:
         return None
-    return States(options.n_seq, L.llama_n_rs_seq(ctx))  # 0 where the architecture keeps one only
+    return RecurrentStates(
+        options.n_seq, L.llama_n_rs_seq(ctx)
+    )  # 0 where the architecture keeps one only
 
 
 def _copied(output: Output) -> Output:

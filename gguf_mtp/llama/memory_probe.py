@@ -11,11 +11,11 @@ import json
 import sys
 from typing import Any
 
-from gguf_mtp.llama.buffer_breakdown import Memory
+from gguf_mtp.llama.buffer_breakdown import BufferBreakdown
 from gguf_mtp.llama.context import ContextOptions
 from gguf_mtp.llama.model import Model, ModelOptions
 from gguf_mtp.llama.rpc import connect
-from gguf_mtp.offload.directives import Directives
+from gguf_mtp.offload.directives import LoadParams
 
 __all__ = ["answer"]
 
@@ -44,7 +44,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 def _model(wanted: dict[str, Any]) -> Model:
     d = wanted["told"]
-    told = Directives(
+    told = LoadParams(
         tuple(d[0]), d[1], tuple(d[2]), tuple((pattern, device) for pattern, device in d[3])
     )
     # The default way to load asserts that memory is allocated.
@@ -52,7 +52,7 @@ def _model(wanted: dict[str, Any]) -> Model:
     return Model(wanted["path"], options)
 
 
-def _add(total: dict[str, list[int]], found: dict[str, Memory], with_model: bool) -> None:
+def _add(total: dict[str, list[int]], found: dict[str, BufferBreakdown], with_model: bool) -> None:
     for device, memory in found.items():
         sums = total.setdefault(device, [0, 0, 0])
         sums[0] += memory.model if with_model else 0

@@ -16,17 +16,17 @@ from gguf_mtp.llama.buffer_breakdown import places
 from gguf_mtp.llama.context import Context, ContextOptions
 from gguf_mtp.llama.devices import handles, is_remote
 from gguf_mtp.llama.log import Errors, forward_log
-from gguf_mtp.llama.tensor_overrides import Told
+from gguf_mtp.llama.tensor_overrides import TensorOverrides
 from gguf_mtp.llama.vocab import Vocab
-from gguf_mtp.offload.directives import Directives
+from gguf_mtp.offload.directives import LoadParams
 from gguf_mtp.offload.options import LOAD_MODES
 
 
-def _unplanned(n_gpu_layers: int) -> Directives:
+def _unplanned(n_gpu_layers: int) -> LoadParams:
     """All devices of this machine, none of another's: llama.cpp would ask lost workers too, which
     ends the process."""
     own = [name for name in handles() if not is_remote(name)]
-    return Directives(tuple(own), n_gpu_layers, (), ())
+    return LoadParams(tuple(own), n_gpu_layers, (), ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class ModelOptions:
 
     n_gpu_layers: int = -1
     load_mtp: bool = False
-    told: Directives | None = None
+    told: LoadParams | None = None
     load_mode: str = "auto"
     no_alloc: bool = False
 
@@ -61,7 +61,7 @@ class Model:
         params.load_mode = LOAD_MODES[options.load_mode]
         params.no_alloc = options.no_alloc
         # llama.cpp borrows these arrays for as long as the model lives.
-        self._told = Told(params, options.told or _unplanned(options.n_gpu_layers))
+        self._told = TensorOverrides(params, options.told or _unplanned(options.n_gpu_layers))
         with Errors() as errors:
             self._model = L.llama_model_load_from_file(os.fsencode(path), params)
         if not self._model:

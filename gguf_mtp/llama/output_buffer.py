@@ -11,7 +11,7 @@ from gguf_mtp.errors import DecodeError
 from gguf_mtp.types import Floats
 
 
-class Buffer:
+class OutputBuffer:
     """Rows of floats that a context puts out, mostly in the same place after every decode: the
     array over it is made once, as ctypes takes longer for one than a small model for a layer."""
 

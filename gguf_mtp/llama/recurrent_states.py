@@ -16,10 +16,10 @@ from collections.abc import Sequence
 
 from gguf_mtp.types import Rows
 
-__all__ = ["States", "passes"]
+__all__ = ["RecurrentStates", "passes"]
 
 
-class States:
+class RecurrentStates:
     """Of `n_seq` sequences whose states after the last `n_kept` + 1 rows are kept."""
 
     def __init__(self, n_seq: int, n_kept: int) -> None:

@@ -9,7 +9,7 @@ import llama_cpp as L
 
 from gguf_mtp.errors import LoadFailed
 from gguf_mtp.llama.devices import buffer_type, handles
-from gguf_mtp.offload.directives import Directives
+from gguf_mtp.offload.directives import LoadParams
 
 
 class _Override(ctypes.Structure):
@@ -18,13 +18,13 @@ class _Override(ctypes.Structure):
     _fields_ = (("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p))
 
 
-class Told:
+class TensorOverrides:
     """Owns the arrays that `params` points to afterwards; it must outlive the model.
 
     Raises `LoadFailed` when a device of the plan is not there.
     """
 
-    def __init__(self, params: Any, told: Directives) -> None:
+    def __init__(self, params: Any, told: LoadParams) -> None:
         there = handles()
         missing = [name for name in told.devices if name not in there]
         if missing:

@@ -27,7 +27,7 @@ def file_for(folder: Path, *keys: object) -> Path:
     return folder / f"{name}.json"
 
 
-def recall(depth: AutoDepth, file: Path) -> None:
+def load_depth(depth: AutoDepth, file: Path) -> None:
     """Starts `depth` from what an earlier run stored, if that is there and sound."""
     try:
         state = json.loads(file.read_text(encoding="utf-8"))
@@ -39,7 +39,7 @@ def recall(depth: AutoDepth, file: Path) -> None:
         log.debug("%s: %s", file, refused)
 
 
-def remember(depth: AutoDepth, file: Path) -> None:
+def save_depth(depth: AutoDepth, file: Path) -> None:
     """Stores what `depth` has learned, replacing the file in one step."""
     state = export_state(depth)
     if state is None:

@@ -16,22 +16,22 @@ from pathlib import Path
 
 from gguf_mtp.depth import AutoDepth, DepthOptions, depth_for
 from gguf_mtp.depth.protocol import Depth
-from gguf_mtp.drafters.registry import wished
+from gguf_mtp.drafters.registry import parse_drafters
 from gguf_mtp.engine.config import MAX_THREADS, EngineLimits
 from gguf_mtp.engine.engine import Engine
 from gguf_mtp.errors import RequestError
 from gguf_mtp.gguf import model_facts
 from gguf_mtp.gguf.bytes_per_token import kv_per_cell, weights_per_token
 from gguf_mtp.loading import depth_cache
-from gguf_mtp.loading.build import Frame, assemble
-from gguf_mtp.loading.select import Lineup, line_up
-from gguf_mtp.loading.select import Wishes as DraftWishes
+from gguf_mtp.loading.build import BuildSpec, build
+from gguf_mtp.loading.select import DrafterSelection, select_drafters
+from gguf_mtp.loading.select import DraftOptions as DraftWishes
 from gguf_mtp.offload import Contexts, Subject
-from gguf_mtp.offload.options import Placement
+from gguf_mtp.offload.options import PlacementOptions
 from gguf_mtp.placement import context_size
 from gguf_mtp.placement.context_size import N_BATCH, N_CTX
-from gguf_mtp.placement.draft_placement import settle_beside
-from gguf_mtp.placement.settle import find_out, settle
+from gguf_mtp.placement.draft_placement import place_draft_model
+from gguf_mtp.placement.settle import actual_placement, plan_placement
 from gguf_mtp.session import Session
 from gguf_mtp.types import ModelFacts
 
@@ -68,7 +68,7 @@ class LoadOptions:
     memory: Path | None = None
     strict: bool = False
     draft_model: Path | None = None
-    placement: Placement = field(default_factory=Placement)
+    placement: PlacementOptions = field(default_factory=PlacementOptions)
 
     def __post_init__(self) -> None:
         _at_least(self.n_ctx, 0, "the context size")
@@ -78,7 +78,7 @@ class LoadOptions:
             raise RequestError(
                 f"the thread count is {self.n_threads}, but ggml supports at most {MAX_THREADS}"
             )
-        wished(self.draft)
+        parse_drafters(self.draft)
         DepthOptions(self.draft_min, self.draft_max, self.draft_p_min)
         kinds = {self.placement.cache_k, self.placement.cache_v}
         if self.strict and (kinds - {"f16", "f32"} or self.placement.flash == "on"):
@@ -103,11 +103,11 @@ def load(path: str | Path, options: LoadOptions | None = None) -> Session:
     subject = _subject(facts, lineup, options, n_ctx)
     with ExitStack() as stack:
         wishes = _wishes(options)
-        beside = settle_beside(lineup.model, subject.contexts, wishes)
-        settled = settle(subject, wishes, beside.plan if beside else None)
+        beside = place_draft_model(lineup.model, subject.contexts, wishes)
+        settled = plan_placement(subject, wishes, beside.plan if beside else None)
         n_threads = 1 if options.strict else options.n_threads or physical_cores()
-        frame = Frame(settled, lineup, n_threads, options.strict, beside)
-        model, block, target, drafters = assemble(frame, stack)
+        frame = BuildSpec(settled, lineup, n_threads, options.strict, beside)
+        model, block, target, drafters = build(frame, stack)
         limits = EngineLimits(
             n_ctx=n_ctx,
             n_seq=options.n_seq,
@@ -118,34 +118,36 @@ def load(path: str | Path, options: LoadOptions | None = None) -> Session:
         )
         depth = _depth(options, frame, limits.fingerprint, stack)
         engine = Engine(target, drafters, depth, limits)
-        lying = find_out(settled, model, block)
+        lying = actual_placement(settled, model, block)
         if beside is not None:
             lying = lying._replace(beside=beside.plan)
         return Session(engine, model.vocab, facts, stack.pop_all(), lineup.side, lying)
 
 
-def _line_up(facts: ModelFacts, options: LoadOptions) -> Lineup:
+def _line_up(facts: ModelFacts, options: LoadOptions) -> DrafterSelection:
     """Who drafts; checked before anything is loaded."""
     if options.draft_max == 0:
-        return Lineup()
+        return DrafterSelection()
     is_fixed = options.draft_min == options.draft_max
-    return line_up(facts, DraftWishes(options.draft, options.draft_model, is_fixed))
+    return select_drafters(facts, DraftWishes(options.draft, options.draft_model, is_fixed))
 
 
-def _wishes(options: LoadOptions) -> Placement:
+def _wishes(options: LoadOptions) -> PlacementOptions:
     if not options.strict:
         return options.placement
     return replace(options.placement, cache_k="f32", cache_v="f32", flash="off")
 
 
-def _subject(facts: ModelFacts, lineup: Lineup, options: LoadOptions, n_ctx: int) -> Subject:
+def _subject(
+    facts: ModelFacts, lineup: DrafterSelection, options: LoadOptions, n_ctx: int
+) -> Subject:
     n_draft = options.draft_max if lineup.names else 0
     n_batch = options.placement.n_batch
     sizes = context_size.contexts(n_ctx, options.n_seq, n_draft, "mtp" in lineup.names, n_batch)
     return Subject(facts, context_size.with_states(sizes, facts, n_draft), lineup.side)
 
 
-def _depth(options: LoadOptions, frame: Frame, fingerprint: str, stack: ExitStack) -> Depth:
+def _depth(options: LoadOptions, frame: BuildSpec, fingerprint: str, stack: ExitStack) -> Depth:
     """The depth decision; what it learns is stored when `stack` closes."""
     drafts = bool(frame.lineup.names)
     most = options.draft_max if drafts else 0
@@ -155,8 +157,8 @@ def _depth(options: LoadOptions, frame: Frame, fingerprint: str, stack: ExitStac
         file = depth_cache.file_for(
             options.memory, fingerprint, frame.n_threads, where, options.n_seq, most
         )
-        depth_cache.recall(depth, file)
-        stack.callback(depth_cache.remember, depth, file)
+        depth_cache.load_depth(depth, file)
+        stack.callback(depth_cache.save_depth, depth, file)
     return depth
 
 

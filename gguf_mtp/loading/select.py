@@ -11,7 +11,7 @@ import logging
 from pathlib import Path
 from typing import NamedTuple
 
-from gguf_mtp.drafters.registry import wished
+from gguf_mtp.drafters.registry import parse_drafters
 from gguf_mtp.errors import RequestError, UnsupportedModel
 from gguf_mtp.gguf import cache_layout, model_facts, side_file, vocabularies
 from gguf_mtp.types import ModelFacts
@@ -19,7 +19,7 @@ from gguf_mtp.types import ModelFacts
 log = logging.getLogger(__name__)
 
 
-class Lineup(NamedTuple):
+class DrafterSelection(NamedTuple):
     """Drafters by name, the preferred one first, and the files they need beside the model's:
     `side` holds the MTP block where the model's own is not taken, `model` is the draft model."""
 
@@ -33,7 +33,7 @@ class Lineup(NamedTuple):
         return "mtp" in self.names and self.side is None
 
 
-class Wishes(NamedTuple):
+class DraftOptions(NamedTuple):
     """What the user asks for: `draft` as `drafters.names.wished` reads it, a file to draft with,
     and whether drafts shall all have one length."""
 
@@ -42,22 +42,22 @@ class Wishes(NamedTuple):
     is_fixed: bool
 
 
-def line_up(facts: ModelFacts, wishes: Wishes) -> Lineup:
+def select_drafters(facts: ModelFacts, wishes: DraftOptions) -> DrafterSelection:
     """The drafters for `facts`' model.
 
     Raises `RequestError` (wishes that contradict each other), `UnsupportedModel` (a drafter that
     was named cannot be; a file that belongs to another model; an MTP block that would make
     llama.cpp abort) and as `facts.read`.
     """
-    names = wished(wishes.draft)
+    names = parse_drafters(wishes.draft)
     if names == ():
-        return Lineup()
+        return DrafterSelection()
     why = cache_layout.why_no_draft(facts.kv, facts.architecture)
     if why is not None:
         if names is not None or wishes.file is not None:
             raise UnsupportedModel(f"drafting is not possible with {facts.path}: {why}")
         log.warning("drafting is off: %s", why)
-        return Lineup()
+        return DrafterSelection()
     if wishes.file is not None:
         if names is not None and not {"mtp", "model"} & set(names):
             raise RequestError(f"draft is {wishes.draft!r}, which does not use {wishes.file}")
@@ -77,12 +77,12 @@ def line_up(facts: ModelFacts, wishes: Wishes) -> Lineup:
     for used, file in (("mtp", side), ("model", model)):
         if file is not None and used not in names:
             raise RequestError(f"draft is {wishes.draft!r}, which does not use {file.path}")
-    return Lineup(names, side, model)
+    return DrafterSelection(names, side, model)
 
 
 def _auto(
     facts: ModelFacts, side: ModelFacts | None, model: ModelFacts | None, is_fixed: bool
-) -> Lineup:
+) -> DrafterSelection:
     if model is not None:
         main = "model"
     else:
@@ -90,9 +90,9 @@ def _auto(
         main = "mtp" if side is not None or _has_block(facts) else ""
     if not main:
         log.warning("drafting by n-gram lookup only: %s", facts.reason)
-        return Lineup(("ngram",))
+        return DrafterSelection(("ngram",))
     # A fixed length leaves nobody to say when copying pays.
-    return Lineup((main,) if is_fixed else ("ngram", main), side, model)
+    return DrafterSelection((main,) if is_fixed else ("ngram", main), side, model)
 
 
 def _has_block(facts: ModelFacts) -> bool:

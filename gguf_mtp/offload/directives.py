@@ -16,10 +16,10 @@ from gguf_mtp.gguf.bytes_per_token import is_routed, layer_of
 from gguf_mtp.offload.machine import CPU
 from gguf_mtp.offload.plan import OffloadPlan, Placed
 
-__all__ = ["Directives", "directives", "side_directives"]
+__all__ = ["LoadParams", "load_params", "side_load_params"]
 
 
-class Directives(NamedTuple):
+class LoadParams(NamedTuple):
     """`split[i]` layers go to `devices[i]`; `overrides` are (ECMAScript pattern, device), the first
     that matches a tensor's name wins."""
 
@@ -28,7 +28,7 @@ class Directives(NamedTuple):
     split: tuple[int, ...]
     overrides: tuple[tuple[str, str], ...]
 
-    def renamed(self, names: Mapping[str, str]) -> Directives:
+    def renamed(self, names: Mapping[str, str]) -> LoadParams:
         """The same for a process in which devices have other names."""
         return self._replace(
             devices=tuple(names.get(d, d) for d in self.devices),
@@ -36,32 +36,32 @@ class Directives(NamedTuple):
         )
 
 
-def directives(plan: OffloadPlan, n_blocks: int) -> Directives:
+def load_params(plan: OffloadPlan, n_blocks: int) -> LoadParams:
     """For the model's own file, whose header counts `n_blocks` layers, an MTP block included
     whether it is loaded or not."""
     own = [t for t in plan.tensors if t.file != plan.side]
     layers = list(plan.layers[: plan.n_layer] if plan.side else plan.layers)
     used = _used(plan, own, layers)
     if not used:
-        return Directives((), 0, (), ())
+        return LoadParams((), 0, (), ())
     first = next((i for i, device in enumerate(layers) if device != CPU), n_blocks)
     runs = layers[first:]
     # An MTP block apart from the trunk, or not loaded, still counts as a layer of the last device.
     runs = [device if device != CPU else used[-1] for device in runs]
     runs += [used[-1]] * (n_blocks + 1 - first - len(runs))
     split = tuple(runs.count(device) for device in used)
-    return Directives(used, len(runs), split, _overrides(own, layers, plan.head))
+    return LoadParams(used, len(runs), split, _overrides(own, layers, plan.head))
 
 
-def side_directives(plan: OffloadPlan) -> Directives:
+def side_load_params(plan: OffloadPlan) -> LoadParams:
     """For the side file: its block lies where the plan has the MTP layer."""
     own = [t for t in plan.tensors if t.file == plan.side]
     block = plan.layers[-1]
     used = _used(plan, own, [block])
     if not used:
-        return Directives((), 0, (), ())
+        return LoadParams((), 0, (), ())
     layers = [*[block] * plan.n_layer, block]
-    return Directives(
+    return LoadParams(
         used, -1, tuple(int(d == used[-1]) for d in used), _overrides(own, layers, block)
     )
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from gguf_mtp.gguf.bytes_per_token import is_routed
 from gguf_mtp.offload.buffers import Rooms, rooms
 from gguf_mtp.offload.machine import CPU, Device
-from gguf_mtp.offload.parts import Part, Subject
+from gguf_mtp.offload.parts import ModelPart, Subject
 from gguf_mtp.offload.plan import Machine, OffloadPlan, assemble, keys_of
 
 __all__ = ["fit", "usable"]
@@ -50,7 +50,7 @@ def _fit(subject: Subject, machine: Machine) -> OffloadPlan:
     free = {d.name: _free(subject, able, i, room) for i, d in enumerate(able.devices)}
     units = subject.parts()
     caches = room.caches if subject.contexts.kv_offload else (0,) * len(room.caches)
-    sizes = _Sizes(units, able.devices, caches)
+    sizes = _PartSizes(units, able.devices, caches)
     owners = _split([u for u in units if u.has_cache], free, sizes)
     filler = _Filler(free, owners, sizes.remote)
     places: dict[str, str] = {}
@@ -87,13 +87,13 @@ def _free(subject: Subject, machine: Machine, index: int, room: Rooms) -> int:
     return device.budget - n_bytes
 
 
-class _Sizes:
+class _PartSizes:
     """What a layer's attention takes on a device, with its cache. A device of another machine takes
     whole layers, dense part and routed experts too: a layer cut between two machines would send its
     graphs and rows back and forth for every token."""
 
     def __init__(
-        self, units: Sequence[Part], devices: Sequence[Device], caches: Sequence[int]
+        self, units: Sequence[ModelPart], devices: Sequence[Device], caches: Sequence[int]
     ) -> None:
         self.remote = {d.name for d in devices if d.is_remote}
         self._are_all_remote = len(self.remote) == len(devices)
@@ -103,18 +103,18 @@ class _Sizes:
             if not unit.has_cache and unit.layer >= 0:
                 self._rest[unit.layer] = self._rest.get(unit.layer, 0) + unit.n_bytes
 
-    def of(self, unit: Part, device: str) -> int:
+    def of(self, unit: ModelPart, device: str) -> int:
         return self._of(unit, device in self.remote)
 
-    def everything(self, units: Sequence[Part]) -> int:
+    def everything(self, units: Sequence[ModelPart]) -> int:
         return sum(self._of(unit, self._are_all_remote) for unit in units)
 
-    def _of(self, unit: Part, whole: bool) -> int:
+    def _of(self, unit: ModelPart, whole: bool) -> int:
         cache = self._caches[unit.layer]
         return unit.n_bytes + cache + (self._rest.get(unit.layer, 0) if whole else 0)
 
 
-def _split(units: Sequence[Part], free: dict[str, int], sizes: _Sizes) -> dict[int, str]:
+def _split(units: Sequence[ModelPart], free: dict[str, int], sizes: _PartSizes) -> dict[int, str]:
     """The device of each layer's attention with its cache, taken from `free`.
 
     Contiguous, the last device holding the last layers, as llama.cpp lays layers out; each device's
@@ -132,7 +132,7 @@ def _split(units: Sequence[Part], free: dict[str, int], sizes: _Sizes) -> dict[i
 
 
 def _walk(
-    units: Sequence[Part], free: Mapping[str, int], sizes: _Sizes, balanced: bool
+    units: Sequence[ModelPart], free: Mapping[str, int], sizes: _PartSizes, balanced: bool
 ) -> dict[int, str]:
     owners: dict[int, str] = {}
     total, everything = sum(free.values()), sizes.everything(units)
@@ -160,7 +160,7 @@ class _Filler:
     ) -> None:
         self._free, self._owners, self._remote = free, owners, remote
 
-    def place(self, unit: Part) -> str:
+    def place(self, unit: ModelPart) -> str:
         """Beside its layer's attention if there is room, else on any device that has some. The head
         and the MTP block go where the MTP context has its buffers, or stay with the CPU."""
         owner = self._owners.get(unit.layer)

@@ -9,7 +9,7 @@ from gguf_mtp.errors import RequestError
 from gguf_mtp.offload.machine import MARGIN
 from gguf_mtp.offload.manual import ByHand
 
-__all__ = ["LOAD_MODES", "Placement"]
+__all__ = ["LOAD_MODES", "PlacementOptions"]
 
 LOAD_MODES = {"auto": -1, "none": 0, "mmap": 1, "mlock": 2, "mmap+mlock": 3, "direct-io": 4}
 """Ways to load weights by name -> llama.cpp's enum llama_load_mode."""
@@ -18,7 +18,7 @@ Switch = Literal["auto", "on", "off"]
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class PlacementOptions:
     """What a user says about where a model lies; by default a plan is made.
 
     `n_gpu_layers`, `draft_ngl`, `split`, `overrides`, `cpu_moe`: see `offload.manual.ByHand`; any

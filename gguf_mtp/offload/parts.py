@@ -17,7 +17,7 @@ from gguf_mtp.gguf.bytes_per_token import is_routed, layer_of
 from gguf_mtp.offload.buffers import Contexts
 from gguf_mtp.types import ModelFacts, TensorInfo
 
-__all__ = ["Kind", "Part", "Subject"]
+__all__ = ["Kind", "ModelPart", "Subject"]
 
 Kind = Literal["block", "attention", "dense", "head", "block experts", "experts", "embedding"]
 ORDER: tuple[Kind, ...] = (
@@ -27,7 +27,7 @@ _DENSE = re.compile(r"blk\.\d+\.ffn_(gate|up|down)\.")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ModelPart:
     """Tensors that go to one place. `layer` is a layer's number, the MTP block's being the number
     of trunk layers; -1 for the head and the embedding, which belong to none. The embedding stays
     with the CPU: of it a token reads one row."""
@@ -72,7 +72,7 @@ class Subject:
         """Whether the embedding is loaded once more as the output's matrix."""
         return all(t.name != "output.weight" for t in self.facts.tensors)
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[ModelPart]:
         """The parts by worth, the embedding last."""
         found: dict[tuple[Kind, int], list[TensorInfo]] = {}
         side = {t.file for t in self.side.tensors} if self.side else set()
@@ -82,7 +82,7 @@ class Subject:
             if tensor.name == "token_embd.weight" and self.is_tied and tensor.file not in side:
                 found.setdefault(("head", -1), []).append(tensor)
         ordered = sorted(found, key=lambda key: (ORDER.index(key[0]), -key[1]))
-        return [Part(kind, layer, tuple(found[kind, layer])) for kind, layer in ordered]
+        return [ModelPart(kind, layer, tuple(found[kind, layer])) for kind, layer in ordered]
 
     def _key(self, tensor: TensorInfo, in_side: bool) -> tuple[Kind, int]:
         layer, n_layer = layer_of(tensor.name), self.facts.n_layer

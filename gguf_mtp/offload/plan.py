@@ -13,7 +13,7 @@ from typing import NamedTuple
 from gguf_mtp.gguf.bytes_per_token import is_routed
 from gguf_mtp.offload.buffers import Contexts, Rooms, rooms
 from gguf_mtp.offload.machine import CPU, Device, Host
-from gguf_mtp.offload.parts import Part, Subject
+from gguf_mtp.offload.parts import ModelPart, Subject
 
 __all__ = ["Machine", "OffloadPlan", "Placed", "assemble"]
 
@@ -128,7 +128,7 @@ def key_of(name: str, file: str, subject: Subject) -> str:
     return f"{file}:{name}" if in_side else name
 
 
-def keys_of(part: Part, subject: Subject) -> list[str]:
+def keys_of(part: ModelPart, subject: Subject) -> list[str]:
     return [key_of(t.name, t.file, subject) for t in part.tensors]
 
 

@@ -11,7 +11,7 @@ from gguf_mtp.drafters.mtp import FLUSH
 from gguf_mtp.errors import RequestError
 from gguf_mtp.gguf import cache_layout
 from gguf_mtp.offload.buffers import Contexts
-from gguf_mtp.offload.options import Placement
+from gguf_mtp.offload.options import PlacementOptions
 from gguf_mtp.offload.parts import Subject
 from gguf_mtp.types import ModelFacts
 
@@ -49,7 +49,7 @@ def with_states(contexts: Contexts, facts: ModelFacts, n_draft: int) -> Contexts
     return replace(contexts, n_rewind=n_draft, n_batch=max(contexts.n_batch, n_draft + 2))
 
 
-def as_wished(subject: Subject, wishes: Placement) -> Contexts:
+def as_wished(subject: Subject, wishes: PlacementOptions) -> Contexts:
     """The subject's contexts with the types and switches that the user names. Raises
     `RequestError` for types that the model's cache cannot have."""
     contexts, facts = subject.contexts, subject.facts

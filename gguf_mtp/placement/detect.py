@@ -7,19 +7,19 @@ from collections.abc import Sequence
 from gguf_mtp import llama
 from gguf_mtp.errors import RequestError
 from gguf_mtp.offload.machine import Device, names
-from gguf_mtp.offload.options import Placement
+from gguf_mtp.offload.options import PlacementOptions
 from gguf_mtp.placement import rpc_probe
 
-__all__ = ["chosen", "remote"]
+__all__ = ["detect_devices", "remote_devices"]
 
 
-def remote(workers: Sequence[str]) -> list[tuple[str, int]]:
+def remote_devices(workers: Sequence[str]) -> list[tuple[str, int]]:
     """Names and free memory of the workers' devices. ggml numbers them through a process's life:
     those of a worker that was used before keep their names, others come after all there are."""
     taken = sum(llama.is_remote(name) for name in llama.accelerators())
     found: list[tuple[str, int]] = []
     for endpoint in workers:
-        memory, names_ = rpc_probe.look(endpoint).memory, llama.lent(endpoint)
+        memory, names_ = rpc_probe.probe_worker(endpoint).memory, llama.lent(endpoint)
         if not names_:
             names_ = [f"RPC{taken + i}" for i in range(len(memory))]
             taken += len(memory)
@@ -27,12 +27,12 @@ def remote(workers: Sequence[str]) -> list[tuple[str, int]]:
     return found
 
 
-def chosen(wishes: Placement) -> tuple[Device, ...]:
+def detect_devices(wishes: PlacementOptions) -> tuple[Device, ...]:
     """The devices to use, in order. Workers are looked at by socket: a connection of ggml's own
     would keep the check's out."""
     lent = [
         Device(name, free, margin=wishes.margin, copies_experts=False, is_remote=True)
-        for name, free in remote(wishes.rpc)
+        for name, free in remote_devices(wishes.rpc)
     ]
     found = (*lent, *llama.devices(wishes.margin))
     if wishes.main_gpu is not None:

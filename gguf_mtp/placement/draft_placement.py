@@ -9,21 +9,23 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gguf_mtp.offload import Contexts, Subject
-from gguf_mtp.offload.options import Placement
+from gguf_mtp.offload.options import PlacementOptions
 from gguf_mtp.placement import context_size
-from gguf_mtp.placement.settle import Settled, settle
+from gguf_mtp.placement.settle import CheckedPlan, plan_placement
 from gguf_mtp.types import ModelFacts
 
-__all__ = ["settle_beside", "subject_of"]
+__all__ = ["draft_subject", "place_draft_model"]
 
 
-def subject_of(facts: ModelFacts, target: Contexts) -> Subject:
+def draft_subject(facts: ModelFacts, target: Contexts) -> Subject:
     """The draft model with a context for the target's sequences, which makes no drafts itself."""
     sizes = context_size.contexts(target.n_cells // target.n_seq, target.n_seq)
     return Subject(facts, replace(sizes, cache_k=target.cache_k, cache_v=target.cache_v))
 
 
-def settle_beside(facts: ModelFacts | None, target: Contexts, wishes: Placement) -> Settled | None:
+def place_draft_model(
+    facts: ModelFacts | None, target: Contexts, wishes: PlacementOptions
+) -> CheckedPlan | None:
     """As `placement.settle`, of the draft model, if there is one. What is said of single layers and
     tensors is said of the target; "-ngl 0" is said of all. Other machines are left to the target: a
     draft's steps are too short for a network."""
@@ -33,4 +35,4 @@ def settle_beside(facts: ModelFacts | None, target: Contexts, wishes: Placement)
     if n is None and wishes.n_gpu_layers == 0:
         n = 0
     own = replace(wishes, n_gpu_layers=n, draft_ngl=None, split=(), overrides=(), cpu_moe=0, rpc=())
-    return settle(subject_of(facts, target), own)
+    return plan_placement(draft_subject(facts, target), own)

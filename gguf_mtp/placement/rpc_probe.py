@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from gguf_mtp.errors import LoadFailed, RequestError
 
-__all__ = ["VERSION", "Worker", "look", "parse_endpoints"]
+__all__ = ["VERSION", "RpcWorker", "parse_endpoints", "probe_worker"]
 
 VERSION = (7, 0)
 """RPC_PROTO_MAJOR_VERSION and the newest minor one that the pinned ggml talks to."""
@@ -21,7 +21,7 @@ _HELLO, _COUNT, _MEMORY = 14, 15, 11  # enum rpc_cmd
 _CAPABILITIES = 24  # RPC_CONN_CAPS_SIZE
 
 
-class Worker(NamedTuple):
+class RpcWorker(NamedTuple):
     """`memory`: (free, total) bytes of each device that it lends."""
 
     endpoint: str
@@ -42,7 +42,7 @@ def parse_endpoints(text: str) -> tuple[str, ...]:
     return endpoints
 
 
-def look(endpoint: str, timeout: float = TIMEOUT) -> Worker:
+def probe_worker(endpoint: str, timeout: float = TIMEOUT) -> RpcWorker:
     """Says hello to the worker at "host:port" and asks what it lends. Raises `LoadFailed`."""
     host, _, port = endpoint.rpartition(":")
     try:
@@ -59,7 +59,7 @@ def look(endpoint: str, timeout: float = TIMEOUT) -> Worker:
         raise LoadFailed(f"no worker at {endpoint}: {reason}") from None
 
 
-def _ask(connection: socket.socket, endpoint: str) -> Worker:
+def _ask(connection: socket.socket, endpoint: str) -> RpcWorker:
     try:
         hello = _exchange(connection, _HELLO, bytes(_CAPABILITIES), 4 + _CAPABILITIES)
         major, minor = hello[0], hello[1]
@@ -79,7 +79,7 @@ def _ask(connection: socket.socket, endpoint: str) -> Worker:
         ) from None
     if not memory:
         raise LoadFailed(f"the worker at {endpoint} lends no device")
-    return Worker(endpoint, tuple((free, total) for free, total in memory))
+    return RpcWorker(endpoint, tuple((free, total) for free, total in memory))
 
 
 def _exchange(connection: socket.socket, command: int, data: bytes, n_answer: int) -> bytes:

@@ -18,18 +18,18 @@ from gguf_mtp.errors import LoadFailed
 from gguf_mtp.llama import ContextOptions, Model, ModelOptions
 from gguf_mtp.offload import CPU, Contexts, Host, Machine, OffloadPlan, Subject, fit, report
 from gguf_mtp.offload.advice import context_refusal, gib, memory_advice, refusal, thrashes
-from gguf_mtp.offload.directives import Directives, directives, side_directives
+from gguf_mtp.offload.directives import LoadParams, load_params, side_load_params
 from gguf_mtp.offload.manual import manual
-from gguf_mtp.offload.options import Placement
+from gguf_mtp.offload.options import PlacementOptions
 from gguf_mtp.placement import context_size, host_memory
-from gguf_mtp.placement.detect import chosen, remote
+from gguf_mtp.placement.detect import detect_devices, remote_devices
 
 __all__ = [
-    "Lying",
-    "Settled",
+    "ActualPlacement",
+    "CheckedPlan",
+    "actual_placement",
     "block_options",
-    "find_out",
-    "settle",
+    "plan_placement",
     "target_options",
 ]
 
@@ -40,12 +40,12 @@ _CHECK_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class CheckedPlan:
     """A plan with what it was made for. `is_checked`: llama.cpp was asked and agreed."""
 
     plan: OffloadPlan
     subject: Subject
-    wishes: Placement
+    wishes: PlacementOptions
     is_checked: bool
 
     @property
@@ -56,18 +56,18 @@ class Settled:
     def options(self, load_mtp: bool) -> ModelOptions:
         """For the model's own file."""
         facts = self.subject.facts
-        told = directives(self.plan, facts.n_layer + facts.n_mtp)
+        told = load_params(self.plan, facts.n_layer + facts.n_mtp)
         return self._options(told, load_mtp)
 
     def side_options(self) -> ModelOptions:
         """For the file that the MTP block lies in."""
-        return self._options(side_directives(self.plan), load_mtp=True)
+        return self._options(side_load_params(self.plan), load_mtp=True)
 
-    def _options(self, told: Directives, load_mtp: bool) -> ModelOptions:
+    def _options(self, told: LoadParams, load_mtp: bool) -> ModelOptions:
         return ModelOptions(load_mtp=load_mtp, told=told, load_mode=self.wishes.load_mode)
 
 
-class Lying(NamedTuple):
+class ActualPlacement(NamedTuple):
     """Where everything really went: `found[file, name]` is the device that llama.cpp says a tensor
     lies on; empty where it cannot be asked. `beside`: the draft model's plan, if there is one."""
 
@@ -94,7 +94,7 @@ class Lying(NamedTuple):
         return out
 
 
-def find_out(settled: Settled, model: Model, block: Model | None) -> Lying:
+def actual_placement(settled: CheckedPlan, model: Model, block: Model | None) -> ActualPlacement:
     """Asks llama.cpp where each tensor of the plan lies, and warns of those that lie elsewhere."""
     plan = settled.plan
     found: dict[tuple[str, str], str] = {}
@@ -102,13 +102,15 @@ def find_out(settled: Settled, model: Model, block: Model | None) -> Lying:
         files = {t.name: t.file for t in plan.tensors if (t.file == plan.side) == is_side}
         places = owner.places(files) if owner and files else {}
         found |= {(files[name], name): device for name, device in places.items()}
-    lying = Lying(plan, settled.is_checked, found)
+    lying = ActualPlacement(plan, settled.is_checked, found)
     for line in lying.lines()[1:]:
         log.warning("%s", line)
     return lying
 
 
-def settle(subject: Subject, wishes: Placement, beside: OffloadPlan | None = None) -> Settled:
+def plan_placement(
+    subject: Subject, wishes: PlacementOptions, beside: OffloadPlan | None = None
+) -> CheckedPlan:
     """The plan for a model as the user wishes, checked against llama.cpp where a device is used.
     `beside`: what another model will take.
 
@@ -116,7 +118,7 @@ def settle(subject: Subject, wishes: Placement, beside: OffloadPlan | None = Non
     worker that cannot be reached, a plan over a device's budget, and more than memory holds.
     """
     subject = replace(subject, contexts=context_size.as_wished(subject, wishes))
-    machine = Machine(chosen(wishes), Host(host_memory.available()))
+    machine = Machine(detect_devices(wishes), Host(host_memory.available()))
     if beside is not None:
         machine = machine.beside(beside)
     too_long = context_refusal(subject, machine)
@@ -141,7 +143,7 @@ def settle(subject: Subject, wishes: Placement, beside: OffloadPlan | None = Non
 
     plan = made(machine)
     settled = (
-        Settled(plan, subject, wishes, False)
+        CheckedPlan(plan, subject, wishes, False)
         if plan.is_on_cpu or wishes.fit == "off"
         else _checked(made, machine, subject, wishes)
     )
@@ -164,8 +166,8 @@ def _checked(
     made: Callable[[Machine], OffloadPlan],
     machine: Machine,
     subject: Subject,
-    wishes: Placement,
-) -> Settled:
+    wishes: PlacementOptions,
+) -> CheckedPlan:
     """Asks llama.cpp what the plan takes, and plans again with what was missing, until it fits."""
     for _ in range(_ATTEMPTS):
         plan = made(machine)
@@ -173,10 +175,10 @@ def _checked(
         subject = replace(subject, contexts=contexts)
         found = _ask(plan, subject, wishes.rpc)
         if found is None:
-            return Settled(plan, subject, wishes, False)
+            return CheckedPlan(plan, subject, wishes, False)
         plan = _as_found(plan, found)
         if not plan.over_budget():
-            return Settled(plan, subject, wishes, True)
+            return CheckedPlan(plan, subject, wishes, True)
         more = {d.name: n - d.budget for d, n in plan.over_budget()}
         reserve = {
             name: machine.reserve.get(name, 0) + more.get(name, 0)
@@ -204,7 +206,7 @@ def _ask(
 
     In a process of its own the workers' devices are numbered from 0 on.
     """
-    there = [name for name, _ in remote(workers)]
+    there = [name for name, _ in remote_devices(workers)]
     names_there = {name: f"RPC{i}" for i, name in enumerate(there)}
     n_blocks = subject.facts.n_layer + subject.facts.n_mtp
     drafts = subject.contexts.drafts
@@ -213,13 +215,13 @@ def _ask(
         "rpc": list(workers),
         "model": {
             "path": subject.facts.path,
-            "told": directives(plan, n_blocks).renamed(names_there),
+            "told": load_params(plan, n_blocks).renamed(names_there),
             "load_mtp": drafts and side is None,
         },
         "side": side
         and {
             "path": side.path,
-            "told": side_directives(plan).renamed(names_there),
+            "told": side_load_params(plan).renamed(names_there),
             "load_mtp": True,
         },
         "target": asdict(target_options(plan.contexts, 1, drafts)),

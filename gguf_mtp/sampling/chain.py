@@ -15,12 +15,12 @@ from gguf_mtp.errors import BadLogits
 from gguf_mtp.params import Constraint, SamplingParams
 from gguf_mtp.sampling.filters import CERTAIN, Filters
 from gguf_mtp.sampling.noise import uniforms
-from gguf_mtp.sampling.penalties import Memory, Seen, penalised
+from gguf_mtp.sampling.penalties import Seen, TokenHistory, penalised
 from gguf_mtp.sampling.rows import Row
 from gguf_mtp.types import Distribution, Floats
 
 
-class Chain:
+class SamplingChain:
     """A `types.Chain`: the parameters of one sequence, what it has seen, and its random numbers.
 
     With a seed, every draw looks its numbers up by (seed, position, token): the token is
@@ -39,7 +39,7 @@ class Chain:
     ) -> None:
         self.params = params
         self._filters = Filters(params)
-        self._memory = Memory(params, prompt)
+        self._memory = TokenHistory(params, prompt)
         self._constraint = constraint
         self._n = len(prompt)
         self._rng = rng or np.random.Generator(np.random.PCG64())

@@ -34,7 +34,7 @@ def is_penalising(params: SamplingParams) -> bool:
     )
 
 
-class Memory:
+class TokenHistory:
     """What one sequence's biases and penalties depend on: the last tokens, and how often they came.
 
     Without a penalty it remembers nothing.

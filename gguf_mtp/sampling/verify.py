@@ -14,12 +14,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from gguf_mtp.sampling.chain import Chain
+from gguf_mtp.sampling.chain import SamplingChain
 from gguf_mtp.sampling.filters import probability
 from gguf_mtp.types import Distribution, Draft, Verdict
 
 
-def verify(draft: Draft, target: Callable[[int], Distribution], chain: Chain) -> Verdict:
+def verify(draft: Draft, target: Callable[[int], Distribution], chain: SamplingChain) -> Verdict:
     """Judges `draft`. `target(k)` is the target's distribution after `draft.tokens[:k]`.
 
     It is asked for k = 0, 1, ... only as far as tokens are kept: the rest of the rows cost nothing.

@@ -23,7 +23,7 @@ from gguf_mtp.errors import RequestError
 from gguf_mtp.server.error_responses import Problem, respond
 from gguf_mtp.server.page import is_page
 
-__all__ = ["Access", "Guard", "origin_of"]
+__all__ = ["Access", "AccessGuard", "origin_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def origin_of(page: str) -> str:
     return f"{parts.scheme}://{parts.netloc.lower()}"
 
 
-class Guard:
+class AccessGuard:
     """`app` for those whom `access` lets in."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:

@@ -15,12 +15,12 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gguf_mtp.answers.parse import Delta, End, News
-from gguf_mtp.server.plan import Plan
+from gguf_mtp.answers.parse import AnswerEvent, Delta, End
+from gguf_mtp.server.plan import AnswerPlan
 from gguf_mtp.stats import Stats
 from gguf_mtp.telemetry.metrics import Answered, Metrics
 
-__all__ = ["Entry", "Journal", "Write", "entry_of"]
+__all__ = ["AccessLog", "LogEntry", "Write", "entry_of"]
 
 Write = Callable[[Mapping[str, Any]], None]
 
@@ -32,7 +32,7 @@ _KEY = "gguf_mtp.entry"
 
 
 @dataclass(slots=True)
-class Told:
+class ChoiceLog:
     """What a client was told of one choice; times on the clock of `time.perf_counter`."""
 
     first_at: float | None = None
@@ -41,7 +41,7 @@ class Told:
     stats: Stats = field(default_factory=Stats)
 
 
-class Entry:
+class LogEntry:
     """One request's account. `see` is called on the engine's thread, the rest on the event loop."""
 
     def __init__(self, metrics: Metrics, write: Write, scope: Scope) -> None:
@@ -50,13 +50,13 @@ class Entry:
         self._start, self._arrived = time.perf_counter(), datetime.now(timezone.utc)
         self._lock = threading.Lock()
         self._n_open = 0  # answers; below zero when one ends before all are counted
-        self._choices: dict[int, Told] = {}
+        self._choices: dict[int, ChoiceLog] = {}
         self._is_left = False
         self._seconds: float | None = None
         self._about: dict[str, Any] = {}
         self.status = GONE
 
-    def begin(self, plan: Plan) -> None:
+    def begin(self, plan: AnswerPlan) -> None:
         """The plan's answers are being made."""
         self._about["stream"] = plan.stream
         self._about["prompt_tokens"] = sum(map(len, plan.prompts))
@@ -75,11 +75,11 @@ class Entry:
         """The answers that are still being made will not be read."""
         self._is_left = True
 
-    def see(self, index: int, news: News) -> None:
+    def see(self, index: int, news: AnswerEvent) -> None:
         """`news` is on its way to the client."""
         now = time.perf_counter()
         with self._lock:
-            told = self._choices.setdefault(index, Told())
+            told = self._choices.setdefault(index, ChoiceLog())
             if isinstance(news, Delta):
                 told.first_at = told.first_at or now
                 return
@@ -149,7 +149,7 @@ class Entry:
         }
 
 
-class Journal:
+class AccessLog:
     """`app`, with a record of every request given to `write` and counted in `metrics`."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, write: Write) -> None:
@@ -159,7 +159,7 @@ class Journal:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        entry = Entry(self._metrics, self._write, scope)
+        entry = LogEntry(self._metrics, self._write, scope)
 
         async def noting(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -172,8 +172,8 @@ class Journal:
             entry.close()
 
 
-def entry_of(scope: Scope) -> Entry:
+def entry_of(scope: Scope) -> LogEntry:
     """The account of the request that `scope` belongs to."""
     entry = scope[_KEY]
-    assert isinstance(entry, Entry)
+    assert isinstance(entry, LogEntry)
     return entry

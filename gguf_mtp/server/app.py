@@ -20,15 +20,15 @@ from starlette.types import ASGIApp
 
 from gguf_mtp.answers.text import Detokenizer
 from gguf_mtp.server import error_responses
-from gguf_mtp.server.access import Access, Guard
-from gguf_mtp.server.access_log import Journal, Write, entry_of
-from gguf_mtp.server.engine_thread import Worker
+from gguf_mtp.server.access import Access, AccessGuard
+from gguf_mtp.server.access_log import AccessLog, Write, entry_of
+from gguf_mtp.server.engine_thread import EngineThread
 from gguf_mtp.server.error_responses import Problem, problem_of, respond
 from gguf_mtp.server.page import add_page
-from gguf_mtp.server.plan import Plan, Served, check_ids, plan_chat, plan_completion
-from gguf_mtp.server.responses import Shapes
+from gguf_mtp.server.plan import AnswerPlan, Served, check_ids, plan_chat, plan_completion
+from gguf_mtp.server.responses import Responses
 from gguf_mtp.server.schemas import ChatRequest, CompletionRequest, Detokenize, Tokenize
-from gguf_mtp.server.stream import Exchange, collect, stream, until_gone
+from gguf_mtp.server.stream import RequestStream, collect, stream, until_gone
 from gguf_mtp.telemetry.metrics import CONTENT_TYPE, Metrics, Now
 
 __all__ = ["ServerOptions", "create_app"]
@@ -50,7 +50,7 @@ class ServerOptions:
     n_lost_lines: Callable[[], int] = lambda: 0
 
 
-def create_app(worker: Worker, served: Served, options: ServerOptions) -> ASGIApp:
+def create_app(worker: EngineThread, served: Served, options: ServerOptions) -> ASGIApp:
     """An ASGI application; `worker` runs, and is the caller's to stop."""
     app = FastAPI(title="gguf-mtp", docs_url=None, redoc_url=None, openapi_url=None)
     error_responses.install(app)
@@ -58,15 +58,17 @@ def create_app(worker: Worker, served: Served, options: ServerOptions) -> ASGIAp
     _add_facts(app, worker, served)
     _add_metrics(app, worker, served, options)
     add_page(app)
-    guarded: ASGIApp = Guard(app, options.access)
+    guarded: ASGIApp = AccessGuard(app, options.access)
     if options.access.origins:
         guarded = CORSMiddleware(
             guarded, options.access.origins, allow_methods=("*",), allow_headers=("*",)
         )
-    return Journal(guarded, options.metrics, options.write)
+    return AccessLog(guarded, options.metrics, options.write)
 
 
-def _add_answers(app: FastAPI, worker: Worker, served: Served, options: ServerOptions) -> None:
+def _add_answers(
+    app: FastAPI, worker: EngineThread, served: Served, options: ServerOptions
+) -> None:
     @app.post("/v1/chat/completions")
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         return await answer(lambda: plan_chat(served, body), request)
@@ -75,7 +77,7 @@ def _add_answers(app: FastAPI, worker: Worker, served: Served, options: ServerOp
     async def completions(body: CompletionRequest, request: Request) -> Response:
         return await answer(lambda: plan_completion(served, body), request)
 
-    async def answer(make_plan: Callable[[], Plan], request: Request) -> Response:
+    async def answer(make_plan: Callable[[], AnswerPlan], request: Request) -> Response:
         try:
             return await _answer(await run_in_threadpool(make_plan), request)
         except Exception as error:
@@ -83,11 +85,11 @@ def _add_answers(app: FastAPI, worker: Worker, served: Served, options: ServerOp
             entry_of(request.scope).fail(problem.message)
             return respond(problem)
 
-    async def _answer(plan: Plan, request: Request) -> Response:
-        shapes = Shapes(plan, served.name, int(time.time()))
+    async def _answer(plan: AnswerPlan, request: Request) -> Response:
+        shapes = Responses(plan, served.name, int(time.time()))
         entry = entry_of(request.scope)
         entry.name(shapes.id)
-        exchange = Exchange(worker, plan, entry)
+        exchange = RequestStream(worker, plan, entry)
         if plan.stream:
             events = stream(exchange, plan, shapes, options.comment_s)
             headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -101,7 +103,7 @@ def _add_answers(app: FastAPI, worker: Worker, served: Served, options: ServerOp
             return await _whole(exchange, shapes, request)
 
 
-async def _whole(exchange: Exchange, shapes: Shapes, request: Request) -> Response:
+async def _whole(exchange: RequestStream, shapes: Responses, request: Request) -> Response:
     """The complete response; given up when the client leaves."""
     choices = asyncio.ensure_future(collect(exchange))
     gone = asyncio.ensure_future(until_gone(request.receive))
@@ -115,7 +117,9 @@ async def _whole(exchange: Exchange, shapes: Shapes, request: Request) -> Respon
         gone.cancel()
 
 
-def _add_metrics(app: FastAPI, worker: Worker, served: Served, options: ServerOptions) -> None:
+def _add_metrics(
+    app: FastAPI, worker: EngineThread, served: Served, options: ServerOptions
+) -> None:
     @app.get("/metrics")
     def metrics() -> Response:
         now = Now(
@@ -127,7 +131,7 @@ def _add_metrics(app: FastAPI, worker: Worker, served: Served, options: ServerOp
         return Response(options.metrics.text(now), media_type=CONTENT_TYPE)
 
 
-def _add_facts(app: FastAPI, worker: Worker, served: Served) -> None:
+def _add_facts(app: FastAPI, worker: EngineThread, served: Served) -> None:
     model = {
         "id": served.name,
         "object": "model",

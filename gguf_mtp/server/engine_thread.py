@@ -20,7 +20,7 @@ from gguf_mtp.types import Chunk
 
 log = logging.getLogger(__name__)
 
-__all__ = ["EngineLike", "Job", "Receiver", "Ticket", "Worker"]
+__all__ = ["AnswerJob", "EngineLike", "EngineThread", "Receiver", "Ticket"]
 
 
 class EngineLike(Protocol):
@@ -51,7 +51,7 @@ class Receiver(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class AnswerJob:
     """One answer to make; the fields are those of `Engine.submit`."""
 
     receiver: Receiver
@@ -69,13 +69,13 @@ class Ticket:
     is read, to copy it.
     """
 
-    job: Job
+    job: AnswerJob
     id: int = 0
     is_over: bool = False
     followers: list[Ticket] = field(default_factory=list)
 
 
-class Worker:
+class EngineThread:
     """Runs jobs on `engine`, of which at most `n_slots + n_queue` may be unfinished."""
 
     def __init__(self, engine: EngineLike, n_slots: int, n_queue: int) -> None:
@@ -107,7 +107,7 @@ class Worker:
     def start(self) -> None:
         self._thread.start()
 
-    def submit(self, jobs: Sequence[Job]) -> list[Ticket]:
+    def submit(self, jobs: Sequence[AnswerJob]) -> list[Ticket]:
         """Queues all of `jobs` or none. Those with the same prompt object read it once.
 
         Raises `Unavailable` when the queue is full, or the worker has stopped; `RequestError` for

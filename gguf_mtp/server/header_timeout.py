@@ -13,10 +13,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gguf_mtp.server.error_responses import Problem, respond
 
-__all__ = ["PatientProtocol"]
+__all__ = ["HeaderTimeoutProtocol"]
 
 
-class PatientProtocol(H11Protocol):
+class HeaderTimeoutProtocol(H11Protocol):
     """Closes a connection when a request's header is not whole `LIMIT_S` seconds after the
     connection was made, or after the first byte of a later request came. The same holds for the
     rest of a request that was answered before it was whole: nobody reads it.

@@ -10,20 +10,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from gguf_mtp.answers.parse import Reading
+from gguf_mtp.answers.parse import ParseOptions
 from gguf_mtp.chat import reasoning
 from gguf_mtp.chat.conversation import ChatTemplate, Turns
 from gguf_mtp.engine.config import EngineLimits
 from gguf_mtp.errors import RequestError
 from gguf_mtp.grammar.matching import Grammar, Grammars
-from gguf_mtp.grammar.reasoning import Following, MinTokens
+from gguf_mtp.grammar.reasoning import GrammarState, MinTokens
 from gguf_mtp.params import AnswerOptions, SamplingParams
 from gguf_mtp.server.sampling_fields import params_of, stop_tokens_of
 from gguf_mtp.server.schemas import ChatRequest, CompletionRequest, Generation, Message, ToolChoice
-from gguf_mtp.server.structured_output import Calls, Form, call_grammar, form_grammar, form_of
+from gguf_mtp.server.structured_output import (
+    Calls,
+    OutputFormat,
+    call_grammar,
+    format_grammar,
+    output_format_of,
+)
 from gguf_mtp.session import Vocabulary, follow, piece_of
 
-__all__ = ["Plan", "Served", "plan_chat", "plan_completion"]
+__all__ = ["AnswerPlan", "Served", "plan_chat", "plan_completion"]
 
 AS_MANY_AS_FIT = 1 << 30
 COMPLETION_TOKENS = 16
@@ -47,7 +53,7 @@ class Served:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class AnswerPlan:
     """`n` answers to each of `prompts`; answer i of a prompt is drawn with the i-th of `params`.
     Each obeys a constraint of its own, if `constrain` makes one."""
 
@@ -56,11 +62,11 @@ class Plan:
     params: Sequence[SamplingParams]
     max_tokens: int
     options: AnswerOptions
-    reading: Reading
+    reading: ParseOptions
     stream: bool
     include_usage: bool
     include_ids: bool
-    constrain: Callable[[], Following | None]
+    constrain: Callable[[], GrammarState | None]
 
     @property
     def n_choices(self) -> int:
@@ -81,14 +87,14 @@ class _Asked(NamedTuple):
     """
 
     prompts: Sequence[Sequence[int]]
-    reading: Reading
+    reading: ParseOptions
     max_tokens: int | None
     n_logprobs: int | None
     bound: _Bound | None
     reasons_after: str = ""
 
 
-def plan_chat(served: Served, request: ChatRequest) -> Plan:
+def plan_chat(served: Served, request: ChatRequest) -> AnswerPlan:
     """Raises `RequestError`."""
     request.refuse_what_is_not_built()
     must_call, call_name = _choice(request)
@@ -110,7 +116,7 @@ def plan_chat(served: Served, request: ChatRequest) -> Plan:
         markers += template.tool_format.markers
         is_single = call_name is not None or request.parallel_tool_calls is False
         calls = Calls(template.tool_format, tools, must_call, call_name, is_single)
-    reading = Reading(
+    reading = ParseOptions(
         piece=piece_of(served.vocab, markers),
         stops=request.stops,
         thinks=prompt.thinks if template.can_think and not must_call else None,
@@ -122,16 +128,16 @@ def plan_chat(served: Served, request: ChatRequest) -> Plan:
     if max_tokens is None:
         max_tokens = request.max_tokens
     tokens = served.vocab.tokenize(prompt.text, add_special=not prompt.has_bos)
-    bound = _bound(served, form_of(request, served.grammars), calls)
+    bound = _bound(served, output_format_of(request, served.grammars), calls)
     reasons_after = "" if reading.thinks is None else prompt.text
     asked = _Asked([tokens], reading, max_tokens, request.n_logprobs, bound, reasons_after)
     return _plan(served, request, asked)
 
 
-def plan_completion(served: Served, request: CompletionRequest) -> Plan:
+def plan_completion(served: Served, request: CompletionRequest) -> AnswerPlan:
     """Raises `RequestError`."""
     request.refuse_what_is_not_built()
-    reading = Reading(
+    reading = ParseOptions(
         piece=served.vocab.piece,
         stops=request.stops,
         with_origins=bool(request.return_token_sources),
@@ -140,11 +146,11 @@ def plan_completion(served: Served, request: CompletionRequest) -> Plan:
     if max_tokens is None and served.max_tokens is None:
         max_tokens = COMPLETION_TOKENS
     prompts = _prompts(served, request.prompt)
-    bound = _bound(served, form_of(request, served.grammars), None)
+    bound = _bound(served, output_format_of(request, served.grammars), None)
     return _plan(served, request, _Asked(prompts, reading, max_tokens, request.n_logprobs, bound))
 
 
-def _plan(served: Served, request: Generation, asked: _Asked) -> Plan:
+def _plan(served: Served, request: Generation, asked: _Asked) -> AnswerPlan:
     max_tokens = asked.max_tokens
     if max_tokens is None:
         max_tokens = served.max_tokens
@@ -156,7 +162,7 @@ def _plan(served: Served, request: Generation, asked: _Asked) -> Plan:
     params[0].check_vocabulary(served.n_vocab)
     stop_tokens = stop_tokens_of(request, served.n_vocab)
     options = request.stream_options
-    return Plan(
+    return AnswerPlan(
         is_chat=isinstance(request, ChatRequest),
         prompts=asked.prompts,
         params=params,
@@ -175,18 +181,18 @@ def _plan(served: Served, request: Generation, asked: _Asked) -> Plan:
     )
 
 
-def _bound(served: Served, form: Form | None, calls: Calls | None) -> _Bound | None:
+def _bound(served: Served, form: OutputFormat | None, calls: Calls | None) -> _Bound | None:
     """What the answer must be: text of a form, calls, either of them; or what it likes, as long as
     its calls are as strict tools were promised to be called."""
     grammars = served.grammars
     if calls is None:
-        return _Bound(form_grammar(grammars, form)) if form else None
+        return _Bound(format_grammar(grammars, form)) if form else None
     if form is not None and form.kind != "json":
         raise RequestError(f"{form.field} and tools cannot be combined; set tool_choice to 'none'")
     if calls.has_begun:
         return _Bound(call_grammar(grammars, calls))
     if form is not None:
-        form_grammar(grammars, form)  # what is wrong with it alone is told by its own name
+        format_grammar(grammars, form)  # what is wrong with it alone is told by its own name
         return _Bound(call_grammar(grammars, calls, form))
     openings = calls.openings(grammars) if calls.is_strict else None
     return _Bound(call_grammar(grammars, calls), openings) if openings else None
@@ -194,7 +200,7 @@ def _bound(served: Served, form: Form | None, calls: Calls | None) -> _Bound | N
 
 def _constraint(
     served: Served, request: Generation, asked: _Asked, stop_tokens: frozenset[int]
-) -> Callable[[], Following | None]:
+) -> Callable[[], GrammarState | None]:
     """Raises `RequestError` where two wishes contradict each other."""
     bound = asked.bound
     for name in ("ignore_eos", "min_tokens"):

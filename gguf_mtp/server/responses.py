@@ -16,10 +16,10 @@ from gguf_mtp.answers.parse import Delta, End
 from gguf_mtp.chat.tool_calls import CallArguments, CallStart
 from gguf_mtp.sampling.logprobs import TokenLogprobs
 from gguf_mtp.server.logprob_fields import ChatLogprobs, CompletionLogprobs
-from gguf_mtp.server.plan import Plan
+from gguf_mtp.server.plan import AnswerPlan
 from gguf_mtp.stats import Stats
 
-__all__ = ["Choice", "Shapes", "sse", "timings"]
+__all__ = ["ResponseChoice", "Responses", "sse", "timings"]
 
 
 def sse(data: Any) -> bytes:
@@ -47,7 +47,7 @@ def timings(stats: Stats) -> dict[str, Any]:
 
 
 @dataclass(slots=True)
-class Choice:
+class ResponseChoice:
     """One choice as it grows."""
 
     reasoning: str = ""
@@ -69,10 +69,10 @@ class Choice:
                 self.calls[event.number]["function"]["arguments"] += event.text
 
 
-class Shapes:
+class Responses:
     """The responses to one request."""
 
-    def __init__(self, plan: Plan, model: str, created: int) -> None:
+    def __init__(self, plan: AnswerPlan, model: str, created: int) -> None:
         self._plan = plan
         prefix, kind = ("chatcmpl", "chat.completion") if plan.is_chat else _COMPLETION
         self._head = {"id": f"{prefix}-{uuid.uuid4().hex}", "created": created, "model": model}
@@ -84,7 +84,7 @@ class Shapes:
     def id(self) -> str:
         return str(self._head["id"])
 
-    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
+    def whole(self, choices: Sequence[ResponseChoice]) -> dict[str, Any]:
         ends = [choice.end for choice in choices if choice.end]
         stats = Stats()
         for end in ends:
@@ -139,7 +139,7 @@ class Shapes:
         usage = {"usage": None} if self._plan.include_usage else {}
         return {**self._head, "object": self._stream_kind, "choices": [choice], **usage}
 
-    def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
+    def _choice(self, index: int, choice: ResponseChoice) -> dict[str, Any]:
         out: dict[str, Any] = {"index": index, "logprobs": self._logprobs(index, choice.logprobs)}
         if self._plan.is_chat:
             message: dict[str, Any] = {"role": "assistant", "content": choice.content}

@@ -9,7 +9,7 @@ from typing import Any
 
 from gguf_mtp.engine.config import EngineLimits
 from gguf_mtp.errors import RequestError
-from gguf_mtp.grammar.matching import Vocabulary
+from gguf_mtp.grammar.matching import TokenVocabulary
 from gguf_mtp.params import SamplingParams, sampler_order
 from gguf_mtp.server.schemas import Generation
 
@@ -29,7 +29,7 @@ _NAMES = (
 
 
 def params_of(
-    defaults: SamplingParams, request: Generation, vocab: Vocabulary, limits: EngineLimits
+    defaults: SamplingParams, request: Generation, vocab: TokenVocabulary, limits: EngineLimits
 ) -> list[SamplingParams]:
     """One for each of the `n` answers; with a seed, each has its own: seed, seed + 1, ...
 
@@ -65,7 +65,7 @@ def stop_tokens_of(request: Generation, n_vocab: int) -> frozenset[int]:
     return frozenset(request.stop_token_ids or ())
 
 
-def _biases(request: Generation, vocab: Vocabulary) -> Iterator[tuple[int, float]]:
+def _biases(request: Generation, vocab: TokenVocabulary) -> Iterator[tuple[int, float]]:
     """OpenAI's map from ids, llama-server's pairs, and texts in the place of ids, whose every token
     is meant."""
     given = request.logit_bias or {}
@@ -98,7 +98,7 @@ def _bias(token: object, bias: object) -> float:
     return value
 
 
-def _tokens(key: str, vocab: Vocabulary) -> list[int]:
+def _tokens(key: str, vocab: TokenVocabulary) -> list[int]:
     """The id that `key` writes, or the tokens of the text that it is."""
     if key.removeprefix("-").isdecimal() and key.isascii() and len(key) < 20:
         return [int(key)]

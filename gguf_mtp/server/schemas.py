@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
-from gguf_mtp.drafters.registry import wished
+from gguf_mtp.drafters.registry import parse_drafters
 from gguf_mtp.errors import RequestError
 
 __all__ = ["ChatRequest", "CompletionRequest", "Detokenize", "Generation", "Tokenize"]
@@ -92,7 +92,7 @@ BiasPair = Annotated[list[int | str | float | bool], Field(min_length=2, max_len
 
 def _named(text: str) -> str:
     try:
-        wished(text)
+        parse_drafters(text)
     except RequestError as error:
         raise PydanticCustomError("drafters", "{why}", {"why": str(error)}) from None
     return text
@@ -148,7 +148,7 @@ class Generation(Body):
     def drafters(self) -> tuple[str, ...] | None:
         """Who may draft; None: all there are."""
         if isinstance(self.draft, str):
-            return wished(self.draft)
+            return parse_drafters(self.draft)
         return () if self.draft is False else None
 
     def refuse_what_is_not_built(self) -> None:

@@ -11,20 +11,20 @@ from collections.abc import AsyncIterator, Callable
 
 from starlette.types import Receive
 
-from gguf_mtp.answers.parse import Delta, End, Failure, News, Reader
-from gguf_mtp.server.access_log import Entry
-from gguf_mtp.server.engine_thread import Job, Ticket, Worker
+from gguf_mtp.answers.parse import AnswerEvent, AnswerParser, Delta, End, Failure
+from gguf_mtp.server.access_log import LogEntry
+from gguf_mtp.server.engine_thread import AnswerJob, EngineThread, Ticket
 from gguf_mtp.server.error_responses import problem_of
-from gguf_mtp.server.plan import Plan
-from gguf_mtp.server.responses import Choice, Shapes, sse
+from gguf_mtp.server.plan import AnswerPlan
+from gguf_mtp.server.responses import ResponseChoice, Responses, sse
 
-__all__ = ["Exchange", "collect", "stream", "until_gone"]
+__all__ = ["RequestStream", "collect", "stream", "until_gone"]
 
 COMMENT = b": reading the prompt\n\n"
 DONE = b"data: [DONE]\n\n"
 
 
-class Exchange:
+class RequestStream:
     """Asks the worker for all choices of a plan. A context manager; made on the event loop. `entry`
     is told what becomes of them. What nobody reads before it is whole comes with its end: the loop
     is not woken for it, which would hold up llama.cpp's threads.
@@ -32,26 +32,26 @@ class Exchange:
     Raises `Unavailable` when the queue is full, and `RequestError` for stop strings that are none.
     """
 
-    def __init__(self, worker: Worker, plan: Plan, entry: Entry) -> None:
+    def __init__(self, worker: EngineThread, plan: AnswerPlan, entry: LogEntry) -> None:
         self.n_choices = plan.n_choices
         self._worker, self._entry = worker, entry
         self._loop = asyncio.get_running_loop()
-        self._news: asyncio.Queue[tuple[int, News]] = asyncio.Queue()
+        self._news: asyncio.Queue[tuple[int, AnswerEvent]] = asyncio.Queue()
         self._n_open = plan.n_choices
         self._is_stream = plan.stream
         index = 0
-        jobs: list[Job] = []
+        jobs: list[AnswerJob] = []
         for prompt in plan.prompts:
             for params in plan.params:
                 following = plan.constrain()
                 options = dataclasses.replace(plan.options, constraint=following)
-                reader = Reader(plan.reading, self._teller(index), following)
-                jobs.append(Job(reader, prompt, params, plan.max_tokens, options))
+                reader = AnswerParser(plan.reading, self._teller(index), following)
+                jobs.append(AnswerJob(reader, prompt, params, plan.max_tokens, options))
                 index += 1
         self._tickets: list[Ticket] = worker.submit(jobs)
         entry.begin(plan)
 
-    async def news(self, timeout: float | None) -> tuple[int, News] | None:
+    async def news(self, timeout: float | None) -> tuple[int, AnswerEvent] | None:
         """The next news with its choice; None when none came for `timeout` seconds."""
         try:
             index, news = await asyncio.wait_for(self._news.get(), timeout)
@@ -65,7 +65,7 @@ class Exchange:
     def is_over(self) -> bool:
         return self._n_open == 0
 
-    def __enter__(self) -> Exchange:
+    def __enter__(self) -> RequestStream:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -77,12 +77,12 @@ class Exchange:
             self._entry.leave()
             self._worker.cancel(self._tickets)
 
-    def _teller(self, index: int) -> Callable[[News], None]:
+    def _teller(self, index: int) -> Callable[[AnswerEvent], None]:
         """What a reader calls on the worker's thread."""
 
-        held: list[tuple[int, News]] = []
+        held: list[tuple[int, AnswerEvent]] = []
 
-        def tell(news: News) -> None:
+        def tell(news: AnswerEvent) -> None:
             self._entry.see(index, news)
             held.append((index, news))
             if (self._is_stream or not isinstance(news, Delta)) and not self._loop.is_closed():
@@ -91,14 +91,14 @@ class Exchange:
 
         return tell
 
-    def _pass_on(self, held: list[tuple[int, News]]) -> None:
+    def _pass_on(self, held: list[tuple[int, AnswerEvent]]) -> None:
         for one in held:
             self._news.put_nowait(one)
 
 
-async def collect(exchange: Exchange) -> list[Choice]:
+async def collect(exchange: RequestStream) -> list[ResponseChoice]:
     """All choices, complete. Raises what a choice failed with."""
-    choices = [Choice() for _ in range(exchange.n_choices)]
+    choices = [ResponseChoice() for _ in range(exchange.n_choices)]
     while not exchange.is_over:
         found = await exchange.news(None)
         assert found
@@ -113,7 +113,7 @@ async def collect(exchange: Exchange) -> list[Choice]:
 
 
 async def stream(
-    exchange: Exchange, plan: Plan, shapes: Shapes, comment_s: float
+    exchange: RequestStream, plan: AnswerPlan, shapes: Responses, comment_s: float
 ) -> AsyncIterator[bytes]:
     """Server-sent events. A comment goes out whenever nothing else did for `comment_s` seconds
     (0: never), so that no proxy takes a long prompt for a dead connection."""

@@ -19,10 +19,10 @@ from gguf_mtp.grammar.json_schema import ANY_OBJECT, compile_schema, json_rule
 from gguf_mtp.grammar.matching import Grammar, Grammars, quoted
 from gguf_mtp.server.schemas import Generation, ResponseFormat, Tool
 
-__all__ = ["Calls", "Form", "call_grammar", "form_grammar", "form_of"]
+__all__ = ["Calls", "OutputFormat", "call_grammar", "format_grammar", "output_format_of"]
 
 
-class Form(NamedTuple):
+class OutputFormat(NamedTuple):
     """What an answer's text must look like, and the request's field that says so.
 
     `source` is a JSON schema, or a grammar in Lark.
@@ -57,7 +57,7 @@ class Calls:
         return frozenset(id_ for id_ in ids if id_ is not None)
 
 
-def form_of(request: Generation, grammars: Grammars) -> Form | None:
+def output_format_of(request: Generation, grammars: Grammars) -> OutputFormat | None:
     """Raises `RequestError` for a field that makes no sense, and for two that each ask for one."""
     forms = list(_forms(request, grammars))
     if len(forms) > 1:
@@ -67,7 +67,7 @@ def form_of(request: Generation, grammars: Grammars) -> Form | None:
     return forms[0] if forms else None
 
 
-def form_grammar(grammars: Grammars, form: Form) -> Grammar:
+def format_grammar(grammars: Grammars, form: OutputFormat) -> Grammar:
     """Raises `RequestError` that names the field and the place in it."""
     try:
         if form.kind == "json":
@@ -77,7 +77,9 @@ def form_grammar(grammars: Grammars, form: Form) -> Grammar:
         raise RequestError(f"{form.field}: {error}") from None
 
 
-def call_grammar(grammars: Grammars, calls: Calls, otherwise: Form | None = None) -> Grammar:
+def call_grammar(
+    grammars: Grammars, calls: Calls, otherwise: OutputFormat | None = None
+) -> Grammar:
     """Answers that are calls of `calls.tools` with arguments as their parameters say, or
     `otherwise` JSON; what the prompt holds of them is left out.
 
@@ -102,10 +104,10 @@ def call_grammar(grammars: Grammars, calls: Calls, otherwise: Form | None = None
     return grammars.compile("\n".join([start, *rules]))
 
 
-def _forms(request: Generation, grammars: Grammars) -> Iterator[Form]:
+def _forms(request: Generation, grammars: Grammars) -> Iterator[OutputFormat]:
     yield from _response_format(request.response_format)
     if request.json_schema not in (None, {}):
-        yield Form("json_schema", "json", request.json_schema)
+        yield OutputFormat("json_schema", "json", request.json_schema)
     for field in ("grammar", "guided_grammar"):
         if source := getattr(request, field):
             yield _grammar(field, source, grammars)
@@ -121,7 +123,7 @@ def _forms(request: Generation, grammars: Grammars) -> Iterator[Form]:
         if outputs.json_ is not None:
             yield _json(f"{name}.json", outputs.json_)
         if outputs.json_object:
-            yield Form(f"{name}.json_object", "json", ANY_OBJECT)
+            yield OutputFormat(f"{name}.json_object", "json", ANY_OBJECT)
         if outputs.regex is not None:
             yield _regex(f"{name}.regex", outputs.regex)
         if outputs.choice is not None:
@@ -130,45 +132,47 @@ def _forms(request: Generation, grammars: Grammars) -> Iterator[Form]:
             yield _grammar(f"{name}.grammar", outputs.grammar, grammars)
 
 
-def _response_format(asked: ResponseFormat | None) -> Iterator[Form]:
+def _response_format(asked: ResponseFormat | None) -> Iterator[OutputFormat]:
     field = "response_format"
     if asked is None or asked.type == "text":
         return
     if asked.type == "json_object":
-        yield Form(field, "json", ANY_OBJECT if asked.schema_ is None else asked.schema_)
+        yield OutputFormat(field, "json", ANY_OBJECT if asked.schema_ is None else asked.schema_)
         return
     inner = asked.json_schema
     schema = asked.schema_ if inner is None else inner.schema_
     if schema is None:
         raise RequestError(f"{field} is of type json_schema, but json_schema.schema is missing")
-    yield Form(f"{field}.json_schema.schema", "json", schema, bool(inner and inner.strict is False))
+    yield OutputFormat(
+        f"{field}.json_schema.schema", "json", schema, bool(inner and inner.strict is False)
+    )
 
 
-def _json(field: str, schema: Any) -> Form:
+def _json(field: str, schema: Any) -> OutputFormat:
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)
         except (ValueError, RecursionError):
             raise RequestError(f"{field} is a string that is not valid JSON") from None
-    return Form(field, "json", schema)
+    return OutputFormat(field, "json", schema)
 
 
-def _grammar(field: str, source: str, grammars: Grammars) -> Form:
+def _grammar(field: str, source: str, grammars: Grammars) -> OutputFormat:
     try:
-        return Form(field, "lark", lark_of(source, grammars.token))
+        return OutputFormat(field, "lark", lark_of(source, grammars.token))
     except RequestError as error:
         raise RequestError(f"{field}: {error}") from None
 
 
-def _regex(field: str, regex: str) -> Form:
+def _regex(field: str, regex: str) -> OutputFormat:
     # A slash would end it, a line break is none of Lark's.
     escaped = re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", regex).replace("\n", r"\n")
-    return Form(field, "lark", f"start: /{escaped}/")
+    return OutputFormat(field, "lark", f"start: /{escaped}/")
 
 
-def _choice(field: str, choices: Sequence[str]) -> Form:
+def _choice(field: str, choices: Sequence[str]) -> OutputFormat:
     # As one terminal, so that none is cut short by another that it begins with.
-    return Form(field, "lark", f"start: CHOICE\nCHOICE: {' | '.join(map(quoted, choices))}")
+    return OutputFormat(field, "lark", f"start: CHOICE\nCHOICE: {' | '.join(map(quoted, choices))}")
 
 
 def _arguments(grammars: Grammars, index: int, tool: Tool, calls: Calls) -> str:

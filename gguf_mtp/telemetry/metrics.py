@@ -22,7 +22,7 @@ from prometheus_client.core import (
 )
 
 from gguf_mtp.depth import DepthReport
-from gguf_mtp.engine.observers import Fallback, Part, RoundReport
+from gguf_mtp.engine.observers import Fallback, RoundReport, SequenceReport
 from gguf_mtp.telemetry.histogram import DEPTHS, SECONDS, Histogram
 
 __all__ = ["CONTENT_TYPE", "Answered", "Metrics", "Now"]
@@ -110,7 +110,7 @@ class Metrics:
         if time.monotonic() - self._asked_at > _ESTIMATE_S:
             self._ask()
 
-    def _count(self, part: Part) -> None:
+    def _count(self, part: SequenceReport) -> None:
         self._n["decode_tokens"] += part.n_committed
         self._depths.add(part.depth)
         if not part.n_drafted:

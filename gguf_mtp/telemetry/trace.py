@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from gguf_mtp.engine.observers import Fallback, Load, Part, RoundReport
+from gguf_mtp.engine.observers import EngineLoad, Fallback, RoundReport, SequenceReport
 from gguf_mtp.errors import GgufMtpError
 
 __all__ = ["BEGIN", "Moment", "Recording", "Trace", "read"]
@@ -169,10 +169,10 @@ def _seconds(started: str) -> float:
 
 
 def _report(record: Mapping[str, Any], first_request: int) -> RoundReport:
-    parts = [Part(**part) for part in record["parts"]]
+    parts = [SequenceReport(**part) for part in record["parts"]]
     return RoundReport(
         parts=[part._replace(request=part.request + first_request) for part in parts],
-        load=Load(*(int(record[name]) for name in Load._fields)),
+        load=EngineLoad(*(int(record[name]) for name in EngineLoad._fields)),
         target_s=float(record["target_s"]),
         draft_s=float(record["draft_s"]),
         other_s=float(record["other_s"]),

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from gguf_mtp.telemetry.trace import Moment, Recording
 
-__all__ = ["Acceptance", "Bin", "Summary", "acceptance", "bins", "summary"]
+__all__ = ["AcceptanceSummary", "Bin", "Summary", "acceptance", "bins", "summary"]
 
 
 class Bin(NamedTuple):
@@ -22,7 +22,7 @@ class Bin(NamedTuple):
     depth: float | None
 
 
-class Acceptance(NamedTuple):
+class AcceptanceSummary(NamedTuple):
     """Of `n_judged` tokens at one position of drafts, `n_accepted` were accepted."""
 
     n_judged: int
@@ -97,7 +97,7 @@ def _bin(moments: Sequence[Moment]) -> Bin:
     return Bin(n_tokens / seconds if seconds > 0 else None, depth)
 
 
-def acceptance(moments: Sequence[Moment]) -> list[Acceptance]:
+def acceptance(moments: Sequence[Moment]) -> list[AcceptanceSummary]:
     """By position in the draft, the first at index 0."""
     judged: Counter[int] = Counter()
     accepted: Counter[int] = Counter()
@@ -105,4 +105,4 @@ def acceptance(moments: Sequence[Moment]) -> list[Acceptance]:
         for part in moment.report.parts:
             judged.update(range(part.n_judged))
             accepted.update(range(part.n_accepted))
-    return [Acceptance(judged[k], accepted[k]) for k in range(len(judged))]
+    return [AcceptanceSummary(judged[k], accepted[k]) for k in range(len(judged))]

@@ -15,11 +15,11 @@ import pytest
 
 from gguf_mtp.bench.shallow import shallow_copy
 from gguf_mtp.demo import demo_model
-from gguf_mtp.drafters.draft_builder import Run
+from gguf_mtp.drafters.draft_builder import DraftBuilder
 from gguf_mtp.engine import request
 from gguf_mtp.loading.loader import LoadOptions, load
 from gguf_mtp.params import SamplingParams
-from gguf_mtp.sampling.chain import Chain
+from gguf_mtp.sampling.chain import SamplingChain
 from gguf_mtp.session import Session
 from gguf_mtp.types import Draft
 from tests.support.sampled_laws import Cells, drawn, exact_law, excess
@@ -41,8 +41,8 @@ def drawn_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     they would not be by default."""
     numbers = iter(range(1 << 30))
 
-    def chain(params: SamplingParams, prompt: Sequence[int], constraint: None) -> Chain:
-        made = Chain(params, prompt, constraint, np.random.default_rng(next(numbers)))
+    def chain(params: SamplingParams, prompt: Sequence[int], constraint: None) -> SamplingChain:
+        made = SamplingChain(params, prompt, constraint, np.random.default_rng(next(numbers)))
         made._filters.draws_drafts = True
         return made
 
@@ -97,15 +97,15 @@ def test_mutant_that_belittles_the_law_it_drew_from_is_caught(
     draft_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the draft seems unlikely it is always kept: the text follows the draft model then."""
-    original = Run.draft
+    original = DraftBuilder.draft
 
-    def small(self: Run, source: str) -> Draft:
+    def small(self: DraftBuilder, source: str) -> Draft:
         draft = original(self, source)
         return draft._replace(
             laws=[law and law._replace(probs=1e-9 * law.probs) for law in draft.laws]
         )
 
-    monkeypatch.setattr(Run, "draft", small)
+    monkeypatch.setattr(DraftBuilder, "draft", small)
     seen, law = sample("model", draft_model, 2_000)
     assert excess(seen, law) > 1
 
@@ -115,14 +115,14 @@ def test_mutant_that_stops_drafts_at_the_token_drawn_is_caught(
     draft_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rule that looks at what was drawn, not at how sure the drafter was, shifts the law."""
-    original = Run.draft
+    original = DraftBuilder.draft
 
-    def cut(self: Run, source: str) -> Draft:
+    def cut(self: DraftBuilder, source: str) -> Draft:
         draft = original(self, source)
         n = next((k for k, token in enumerate(draft.tokens) if token % 2), len(draft.tokens))
         return _first(draft, n)
 
-    monkeypatch.setattr(Run, "draft", cut)
+    monkeypatch.setattr(DraftBuilder, "draft", cut)
     seen, law = sample("model", draft_model, 2_000)
     assert excess(seen, law) > 1
 

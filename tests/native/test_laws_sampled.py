@@ -20,8 +20,8 @@ from gguf_mtp.loading.loader import LoadOptions, load
 from gguf_mtp.params import AnswerOptions, SamplingParams
 from gguf_mtp.sampling import chain as sampling
 from gguf_mtp.sampling import verify
-from gguf_mtp.sampling.chain import Chain
-from gguf_mtp.sampling.penalties import Memory
+from gguf_mtp.sampling.chain import SamplingChain
+from gguf_mtp.sampling.penalties import TokenHistory
 from gguf_mtp.session import Session
 from gguf_mtp.types import Chunk, Decoder, Distribution, Draft, Rows, Verdict
 from tests.support.sampled_laws import Cells, drawn, exact_law, excess
@@ -73,8 +73,8 @@ def measured(session: Session, laws: dict[str, Cells], name: str, way: str, n: i
     """`excess` over `n` answers; the same on every run."""
     case, numbers = CASES[name], iter(range(n))
 
-    def chain(params: SamplingParams, prompt: Sequence[int], constraint: None) -> Chain:
-        made = Chain(params, prompt, constraint, np.random.default_rng(next(numbers)))
+    def chain(params: SamplingParams, prompt: Sequence[int], constraint: None) -> SamplingChain:
+        made = SamplingChain(params, prompt, constraint, np.random.default_rng(next(numbers)))
         made._filters.draws_drafts = way == "drawn"
         return made
 
@@ -113,7 +113,9 @@ def test_mutant_that_draws_anew_is_caught(
 def test_mutant_that_keeps_whatever_the_filters_pass_is_caught(
     session: Session, laws: dict[str, Cells], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lenient(draft: Draft, target: Callable[[int], Distribution], chain: Chain) -> Verdict:
+    def lenient(
+        draft: Draft, target: Callable[[int], Distribution], chain: SamplingChain
+    ) -> Verdict:
         for k, token in enumerate(draft.tokens):
             if token not in target(k).ids:
                 return Verdict(k, chain.draw(target(k)))
@@ -126,8 +128,8 @@ def test_mutant_that_keeps_whatever_the_filters_pass_is_caught(
 def test_mutant_whose_penalties_do_not_see_the_draft_is_caught(
     session: Session, laws: dict[str, Cells], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = Memory.seen
-    monkeypatch.setattr(Memory, "seen", lambda self, _: original(self, ()))
+    original = TokenHistory.seen
+    monkeypatch.setattr(TokenHistory, "seen", lambda self, _: original(self, ()))
     assert measured(session, laws, "1.0", "seeded", 500) > 1
 
 
@@ -192,8 +194,8 @@ def test_mutant_that_counts_places_from_the_draft_is_caught(
     plain: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The text depends on what was drafted then."""
-    original = Chain.draw
-    monkeypatch.setattr(Chain, "draw", lambda self, law, _=(): original(self, law))
+    original = SamplingChain.draw
+    monkeypatch.setattr(SamplingChain, "draw", lambda self, law, _=(): original(self, law))
     assert seeded_texts(2, together=False)[0] != plain
 
 

@@ -8,11 +8,11 @@ import pytest
 
 import gguf_mtp
 from gguf_mtp.demo import demo_model
-from gguf_mtp.depth.protocol import Room, Round
+from gguf_mtp.depth.protocol import DraftRequest, RoundFeedback
 from gguf_mtp.drafters.mtp import FLUSH
 from gguf_mtp.params import SamplingParams
 from gguf_mtp.session import Session
-from gguf_mtp.types import Ask, Draft, Limit
+from gguf_mtp.types import Ask, Draft, DraftLimit
 
 pytestmark = pytest.mark.native
 
@@ -27,10 +27,10 @@ class Told:
         self.given_up: dict[str, str] = {}
         self.rest = 0
 
-    def choose(self, rooms: Sequence[Room]) -> list[Limit]:
-        return [Limit(min(self.depth, room.n_max), source="mtp") for room in rooms]
+    def choose(self, rooms: Sequence[DraftRequest]) -> list[DraftLimit]:
+        return [DraftLimit(min(self.depth, room.n_max), source="mtp") for room in rooms]
 
-    def record(self, round_: Round) -> None:
+    def record(self, round_: RoundFeedback) -> None:
         """Nothing is learned."""
 
     def forget(self, seq: int) -> None:
@@ -63,7 +63,7 @@ def next_draft(session: Session, tokens: list[int]) -> Draft:
     assert slot.tokens == tokens
     drafter = session.engine.drafting.drafter("mtp")
     assert drafter is not None
-    [draft] = drafter.propose([Ask(0, tokens, Limit(4), request.chain)])
+    [draft] = drafter.propose([Ask(0, tokens, DraftLimit(4), request.chain)])
     return draft
 
 

@@ -28,10 +28,16 @@ from gguf_mtp.gguf.bytes_per_token import is_routed
 from gguf_mtp.llama import Model, connect
 from gguf_mtp.offload import CPU, Device, Machine, Subject, fit
 from gguf_mtp.offload.manual import ByHand, manual
-from gguf_mtp.offload.options import Placement
+from gguf_mtp.offload.options import PlacementOptions
 from gguf_mtp.params import SamplingParams
 from gguf_mtp.placement import context_size
-from gguf_mtp.placement.settle import Lying, _ask, block_options, settle, target_options
+from gguf_mtp.placement.settle import (
+    ActualPlacement,
+    _ask,
+    block_options,
+    plan_placement,
+    target_options,
+)
 from tests.support.worlds import MIB, Worker, workers
 
 pytestmark = pytest.mark.native
@@ -52,10 +58,10 @@ def lent() -> Iterator[list[Worker]]:
         yield running
 
 
-Answers = tuple[list[tuple[list[int], int, int]], Lying]
+Answers = tuple[list[tuple[list[int], int, int]], ActualPlacement]
 
 
-def answers(path: Path, placement: Placement) -> Answers:
+def answers(path: Path, placement: PlacementOptions) -> Answers:
     """Tokens, drafted and accepted for each prompt, strict, two draft tokens a round."""
     options = LoadOptions(n_ctx=256, strict=True, draft_min=2, draft_max=2, placement=placement)
     out = []
@@ -68,20 +74,20 @@ def answers(path: Path, placement: Placement) -> Answers:
             out.append((tokens, stats.drafted, stats.accepted))
         assert session.lying is not None
         lying = session.lying
-    assert isinstance(lying, Lying)
+    assert isinstance(lying, ActualPlacement)
     return out, lying
 
 
 @pytest.fixture(scope="module")
 def on_cpu(path: Path) -> list[tuple[list[int], int, int]]:
-    found, lying = answers(path, Placement())
+    found, lying = answers(path, PlacementOptions())
     assert lying.plan.is_on_cpu
     assert sum(accepted for _, _, accepted in found) > 10
     return found
 
 
-def one(worker: Worker, **wishes: object) -> Placement:
-    return replace(Placement(rpc=(worker.endpoint,), margin=0), **wishes)  # type: ignore[arg-type]
+def one(worker: Worker, **wishes: object) -> PlacementOptions:
+    return replace(PlacementOptions(rpc=(worker.endpoint,), margin=0), **wishes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -118,7 +124,9 @@ def test_the_block_on_one_device_and_the_trunk_on_the_other(
     path: Path, lent: list[Worker], on_cpu: list[tuple[list[int], int, int]]
 ) -> None:
     n_layer = model_facts.read(path).n_layer
-    both = Placement(rpc=tuple(w.endpoint for w in lent), margin=0, split=(float(n_layer), 2.0))
+    both = PlacementOptions(
+        rpc=tuple(w.endpoint for w in lent), margin=0, split=(float(n_layer), 2.0)
+    )
     found, lying = answers(path, both)
     assert set(lying.plan.layers[:-1]) == {"RPC0"}
     assert lying.plan.layers[-1] == "RPC1"
@@ -129,7 +137,7 @@ def test_the_block_on_one_device_and_the_trunk_on_the_other(
 def test_two_devices_share_the_layers_by_plan(
     path: Path, lent: list[Worker], on_cpu: list[tuple[list[int], int, int]]
 ) -> None:
-    found, lying = answers(path, Placement(rpc=tuple(w.endpoint for w in lent), margin=0))
+    found, lying = answers(path, PlacementOptions(rpc=tuple(w.endpoint for w in lent), margin=0))
     assert set(lying.plan.layers) == {"RPC0", "RPC1"}
     assert dict(lying.found) == {(t.file, t.name): t.device for t in lying.plan.tensors}
     assert found == on_cpu
@@ -163,7 +171,7 @@ def subject(path: Path) -> Subject:
 def test_memory_is_as_planned(path: Path, lent: list[Worker], wishes: dict[str, object]) -> None:
     """What llama.cpp says after loading, against the plan that was checked and the one that was
     only reckoned."""
-    settled = settle(subject(path), one(lent[0], **wishes))
+    settled = plan_placement(subject(path), one(lent[0], **wishes))
     assert settled.is_checked
     plan = settled.plan
     with ExitStack() as stack:
@@ -189,7 +197,7 @@ def test_a_plan_by_hand_that_is_too_large_is_refused_before_loading(path: Path) 
             LoadFailed, match=r"puts [\d.]+ MiB on RPC\d, which has 12.0 MiB available"
         ):
             gguf_mtp.load(path, LoadOptions(n_ctx=256, placement=one(small, n_gpu_layers=-1)))
-        settled = settle(subject(path), one(small))
+        settled = plan_placement(subject(path), one(small))
         assert not settled.plan.over_budget()
 
 
@@ -203,7 +211,7 @@ def test_a_plan_that_llama_cpp_finds_too_large_is_made_again(
     honest = buffers._compute
     monkeypatch.setattr(buffers, "_compute", lambda *a: tuple(n // 1000 for n in honest(*a)))
     with workers(34 * MIB) as (small,):
-        settled = settle(subject(path), one(small))
+        settled = plan_placement(subject(path), one(small))
         assert settled.is_checked
         assert not settled.plan.over_budget()
         experts = [t for t in settled.plan.tensors if is_routed(t.name) and t.device == CPU]
@@ -213,7 +221,7 @@ def test_a_plan_that_llama_cpp_finds_too_large_is_made_again(
 def test_a_device_that_gets_nothing_is_said(
     path: Path, lent: list[Worker], caplog: pytest.LogCaptureFixture
 ) -> None:
-    settled = settle(subject(path), replace(one(lent[0]), margin=1 << 30))
+    settled = plan_placement(subject(path), replace(one(lent[0]), margin=1 << 30))
     assert settled.plan.is_on_cpu
     (said,) = caplog.messages
     assert re.match(r"nothing is placed on RPC\d: of 3\d\d\.\d MiB free, .* reserves 1\.0", said)
@@ -221,17 +229,19 @@ def test_a_device_that_gets_nothing_is_said(
 
 def test_keys_and_values_of_mla_have_one_type(path: Path) -> None:
     with pytest.raises(RequestError, match="must be equal"):
-        gguf_mtp.load(path, LoadOptions(placement=Placement(cache_k="q8_0")))
+        gguf_mtp.load(path, LoadOptions(placement=PlacementOptions(cache_k="q8_0")))
 
 
 def test_a_cache_of_eight_bits_is_half_as_large(path: Path) -> None:
-    settled = settle(subject(path), Placement(cache_k="q8_0", cache_v="q8_0"))
+    settled = plan_placement(subject(path), PlacementOptions(cache_k="q8_0", cache_v="q8_0"))
     plan = settled.plan
     with Model(str(path), settled.options(load_mtp=True)) as model:
         target = model.context(target_options(plan.contexts, 1, hidden=True)).memory()
         block = model.context(block_options(plan, 1)).memory()
     assert plan.cache(CPU) == target[CPU].context + block[CPU].context
-    assert plan.caches[0] * 64 == settle(subject(path), Placement()).plan.caches[0] * 34
+    assert (
+        plan.caches[0] * 64 == plan_placement(subject(path), PlacementOptions()).plan.caches[0] * 34
+    )
 
 
 def test_v3_itself_is_reckoned_within_five_percent(tmp_path: Path, lent: list[Worker]) -> None:
@@ -260,15 +270,18 @@ def test_v3_itself_is_reckoned_within_five_percent(tmp_path: Path, lent: list[Wo
 @pytest.mark.parametrize(
     ("placement", "says"),
     [
-        (Placement(main_gpu=3), "--main-gpu 3: there are 0 devices"),
-        (Placement(devices=("CUDA0",)), "--device CUDA0 does not exist; available: only the CPU"),
-        (Placement(overrides=(("exps", "CUDA0"),)), "exps=CUDA0 does not name a device"),
-        (Placement(split=(1.0, 1.0)), "has 2 shares, but the devices are none"),
+        (PlacementOptions(main_gpu=3), "--main-gpu 3: there are 0 devices"),
+        (
+            PlacementOptions(devices=("CUDA0",)),
+            "--device CUDA0 does not exist; available: only the CPU",
+        ),
+        (PlacementOptions(overrides=(("exps", "CUDA0"),)), "exps=CUDA0 does not name a device"),
+        (PlacementOptions(split=(1.0, 1.0)), "has 2 shares, but the devices are none"),
     ],
 )
-def test_devices_that_are_not_there(path: Path, placement: Placement, says: str) -> None:
+def test_devices_that_are_not_there(path: Path, placement: PlacementOptions, says: str) -> None:
     with pytest.raises(RequestError, match=says):
-        settle(subject(path), placement)
+        plan_placement(subject(path), placement)
 
 
 def test_a_model_without_a_plan_asks_no_lost_worker() -> None:

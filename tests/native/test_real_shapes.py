@@ -16,7 +16,7 @@ import pytest
 from gguf_mtp.converters.checkpoint import Checkpoint
 from gguf_mtp.converters.convert import ConvertOptions, plan
 from gguf_mtp.converters.mla import Choices, adapt
-from gguf_mtp.converters.recipes import RECIPES, Wish, choose
+from gguf_mtp.converters.recipes import RECIPES, QuantOptions, choose
 from gguf_mtp.converters.tensors import Adapted
 from tests.support.checkpoints import V3, Entry, holes, layout, write
 
@@ -132,7 +132,7 @@ def llama_quantize_types(f32: Path, file_type: int) -> dict[str, str]:
 def test_types_of_the_trunk_are_llama_quantizes(
     adapted: Adapted, f32_header: Path, recipe: str
 ) -> None:
-    choice = choose(adapted, Wish(RECIPES[recipe]))
+    choice = choose(adapted, QuantOptions(RECIPES[recipe]))
     names = [t.name for t in adapted.tensors]
     ours = dict(zip(names, (t.name.lower() for t in choice.types), strict=True))
     theirs = llama_quantize_types(f32_header, RECIPES[recipe].file_type)

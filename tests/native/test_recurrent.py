@@ -22,10 +22,10 @@ from gguf_mtp.gguf.cache_layout import GOES_BACK, WITH_BLOCK, why_no_draft
 from gguf_mtp.llama import ContextOptions, Model, ModelOptions
 from gguf_mtp.loading.loader import LoadOptions, load
 from gguf_mtp.offload import CPU, Subject
-from gguf_mtp.offload.options import Placement
+from gguf_mtp.offload.options import PlacementOptions
 from gguf_mtp.params import SamplingParams
 from gguf_mtp.placement import context_size
-from gguf_mtp.placement.settle import _ask, settle
+from gguf_mtp.placement.settle import _ask, plan_placement
 from gguf_mtp.types import Drafter, Floats, Rows
 from tests.support import recurrent_models
 from tests.support.oracle import Oracle
@@ -249,8 +249,8 @@ def test_its_states_are_in_the_plan(path: Path, n_draft: int, n_seq: int) -> Non
     """Against llama.cpp's own account, which allocates nothing."""
     facts = model_facts.read(path)
     contexts = context_size.contexts(1024, n_seq, n_draft, n_draft > 0 and facts.can_draft)
-    plan = settle(
-        Subject(facts, context_size.with_states(contexts, facts, n_draft)), Placement()
+    plan = plan_placement(
+        Subject(facts, context_size.with_states(contexts, facts, n_draft)), PlacementOptions()
     ).plan
     found = _ask(plan, Subject(facts, plan.contexts), [])
     assert found is not None

@@ -15,11 +15,11 @@ from gguf_mtp.gguf.cache_layout import WITH_BLOCK
 from gguf_mtp.loading.loader import LoadOptions, load
 from gguf_mtp.offload import CPU, Device, Machine, Subject
 from gguf_mtp.offload.manual import ByHand, manual
-from gguf_mtp.offload.options import Placement
+from gguf_mtp.offload.options import PlacementOptions
 from gguf_mtp.params import SamplingParams
 from gguf_mtp.placement import context_size
-from gguf_mtp.placement.detect import remote
-from gguf_mtp.placement.settle import _ask, settle
+from gguf_mtp.placement.detect import remote_devices
+from gguf_mtp.placement.settle import _ask, plan_placement
 from tests.support import recurrent_models
 from tests.support.gguf_files import Model as Tiny
 from tests.support.worlds import workers
@@ -113,7 +113,7 @@ def test_qwen_of_35_b_is_reckoned(hollow: Path, n_seq: int, n_draft: int, n_ctx:
     assert "62.81 MiB" in facts.reason
     sizes = context_size.contexts(n_ctx, n_seq, n_draft, n_draft > 0)
     subject = Subject(facts, context_size.with_states(sizes, facts, n_draft))
-    plan = settle(subject, Placement(allow_thrash=True)).plan
+    plan = plan_placement(subject, PlacementOptions(allow_thrash=True)).plan
     found = _ask(plan, replace(subject, contexts=plan.contexts), [])
     assert found is not None
     weights, cache, buffers = found[CPU]
@@ -138,7 +138,9 @@ def test_states_lie_where_their_layers_do(hollow: Path, hand: ByHand) -> None:
     sizes = context_size.with_states(context_size.contexts(8192, 2, 4, True), facts, 4)
     subject = Subject(facts, sizes)
     with workers(64 << 20) as [worker]:
-        [(remote_name, _)] = remote([worker.endpoint])  # this process may know other workers
+        [(remote_name, _)] = remote_devices(
+            [worker.endpoint]
+        )  # this process may know other workers
         device = Device(remote_name, 10**13, copies_experts=False)
         plan = manual(subject, Machine((device,)), hand)
         found = _ask(plan, subject, [worker.endpoint])
@@ -156,7 +158,7 @@ def test_states_on_a_device_go_back_there(tmp_path: Path, arch: str) -> None:
     path = recurrent_models.write(tmp_path / "model.gguf", arch)
     prompts = [[*range(5, 25)] * 3, [7, 8, 9] * 9]
 
-    def answers(placement: Placement, depth: int) -> list[list[int]]:
+    def answers(placement: PlacementOptions, depth: int) -> list[list[int]]:
         options = LoadOptions(
             n_ctx=256, n_seq=2, draft_min=depth, draft_max=depth, strict=True, placement=placement
         )
@@ -168,5 +170,5 @@ def test_states_on_a_device_go_back_there(tmp_path: Path, arch: str) -> None:
         return list(found.values())
 
     with workers(64 << 20) as [worker]:
-        there = Placement(rpc=(worker.endpoint,), n_gpu_layers=-1, margin=0)
-        assert answers(there, 3) == answers(Placement(), 0)
+        there = PlacementOptions(rpc=(worker.endpoint,), n_gpu_layers=-1, margin=0)
+        assert answers(there, 3) == answers(PlacementOptions(), 0)

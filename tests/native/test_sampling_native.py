@@ -14,7 +14,7 @@ import pytest
 from gguf_mtp.params import SAMPLERS, SamplingParams
 from gguf_mtp.sampling import chain as sampling
 from gguf_mtp.sampling import filters
-from gguf_mtp.sampling.chain import Chain
+from gguf_mtp.sampling.chain import SamplingChain
 from gguf_mtp.sampling.filters import Candidates
 from gguf_mtp.sampling.penalties import penalised
 from gguf_mtp.types import Distribution
@@ -96,7 +96,9 @@ def distance(law: Distribution, expected: dict[int, float]) -> float:
 
 
 def furthest() -> float:
-    return max(distance(Chain(p, h).law(row), llama_law(row, p, h)) for row, p, h in cases())
+    return max(
+        distance(SamplingChain(p, h).law(row), llama_law(row, p, h)) for row, p, h in cases()
+    )
 
 
 def test_every_chain_is_llama_cpps() -> None:

@@ -11,7 +11,7 @@ import pytest
 from gguf_mtp.errors import CannotRewind, DecodeError, LoadFailed
 from gguf_mtp.gguf.cache_layout import GOES_BACK
 from gguf_mtp.llama import Context, ContextOptions, Model
-from gguf_mtp.llama.recurrent_states import States, passes
+from gguf_mtp.llama.recurrent_states import RecurrentStates, passes
 from gguf_mtp.types import Floats, Rows
 from tests.support import recurrent_models
 
@@ -27,7 +27,7 @@ def still(seq: int, n: int = 1, n_outputs: int = 1) -> Rows:
 
 
 def test_all_but_the_first_row_of_a_draft_can_be_dropped_once() -> None:
-    states = States(2, N)
+    states = RecurrentStates(2, N)
     states.decoded([draft(0, 2), still(1, 9, 0)])
     assert [states.can_drop(0, n) for n in (1, 2, 3)] == [True, True, False]
     assert not states.can_drop(1, 1)
@@ -40,7 +40,7 @@ def test_all_but_the_first_row_of_a_draft_can_be_dropped_once() -> None:
 
 
 def test_a_state_is_shared_when_it_is_the_newest_one() -> None:
-    states = States(2, N)
+    states = RecurrentStates(2, N)
     states.decoded([draft(0, 2)])
     states.shared(0, 1)
     assert not states.can_drop(0, 1)  # the other one would move with it

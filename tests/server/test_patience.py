@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from gguf_mtp.server.access import Access
-from gguf_mtp.server.header_timeout import PatientProtocol
+from gguf_mtp.server.header_timeout import HeaderTimeoutProtocol
 from tests.server.test_serve_faults import Life, living
 from tests.server.test_server_live import ASK
 from tests.support.scripted import Answer, ScriptedEngine
@@ -26,7 +26,7 @@ EVERY_S = 0.05
 
 @pytest.fixture
 def life(monkeypatch: pytest.MonkeyPatch) -> Iterator[Life]:
-    monkeypatch.setattr(PatientProtocol, "LIMIT_S", LIMIT_S)
+    monkeypatch.setattr(HeaderTimeoutProtocol, "LIMIT_S", LIMIT_S)
     access = Access(body_s=LIMIT_S, body_rate=1000)
     with living(ScriptedEngine(lambda *_: Answer("fine")), access=access) as (life, _):
         yield life
@@ -178,7 +178,7 @@ def test_an_idle_connection_between_requests_is_uvicorns_to_close(life: Life) ->
 
 
 def test_an_answer_may_take_longer_than_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PatientProtocol, "LIMIT_S", 0.2)
+    monkeypatch.setattr(HeaderTimeoutProtocol, "LIMIT_S", 0.2)
     engine = ScriptedEngine(lambda *_: Answer("abcdefgh", chunk=1))
     engine.steps = threading.Semaphore(0)
     with living(engine) as (life, _):

@@ -19,7 +19,7 @@ import uvicorn
 from gguf_mtp.cli.serve import _run, _server, listen
 from gguf_mtp.server.access import Access
 from gguf_mtp.server.app import ServerOptions, create_app
-from gguf_mtp.server.engine_thread import Worker
+from gguf_mtp.server.engine_thread import EngineThread
 from gguf_mtp.telemetry.metrics import Metrics
 from tests.server.test_server_live import ASK
 from tests.support.chat_formats import CHATML
@@ -35,7 +35,7 @@ class Life:
     """A server that `gguf-mtp serve` would run, from start to end."""
 
     server: uvicorn.Server
-    worker: Worker
+    worker: EngineThread
     client: httpx.Client
     port: int
     has_died: bool | None = None
@@ -59,7 +59,7 @@ class Life:
 def living(
     engine: ScriptedEngine, grace: float = 0.2, access: Access | None = None
 ) -> Iterator[tuple[Life, threading.Thread]]:
-    worker = Worker(engine, engine.limits.n_seq, 10)
+    worker = EngineThread(engine, engine.limits.n_seq, 10)
     options = ServerOptions(access or Access(), metrics=Metrics())
     app = create_app(worker, served_of(engine, CHATML), options)
     with listen("127.0.0.1", 0) as listener:

@@ -10,7 +10,7 @@ import pytest
 
 from gguf_mtp.chat.conversation import ChatTemplate
 from gguf_mtp.errors import RequestError
-from gguf_mtp.server.plan import Plan, plan_chat, plan_completion
+from gguf_mtp.server.plan import AnswerPlan, plan_chat, plan_completion
 from gguf_mtp.server.schemas import ChatRequest, CompletionRequest
 from tests.support.chat_formats import BOS, CHATML, EOS, R1, V3, V31
 from tests.support.scripted import Answer, ByteVocab, ScriptedEngine
@@ -34,12 +34,12 @@ TOOLS = [
 ]
 
 
-def plan_of(template: str = "plain", **body: Any) -> Plan:
+def plan_of(template: str = "plain", **body: Any) -> AnswerPlan:
     body.setdefault("messages", [{"role": "user", "content": "Hi"}])
     return plan_chat(SERVED[template], ChatRequest.model_validate(body))
 
 
-def takes(plan: Plan, text: str) -> bool:
+def takes(plan: AnswerPlan, text: str) -> bool:
     """Whether an answer may be `text` and end there."""
     constraint = plan.constrain()
     assert constraint

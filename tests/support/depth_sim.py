@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gguf_mtp.depth.controller import AutoDepth
-from gguf_mtp.depth.protocol import Depth, Judged, Rested, Room, Round
+from gguf_mtp.depth.protocol import Depth, DraftRequest, DraftResult, RoundFeedback, SkippedRounds
 
 MAX_DEPTH = 8
 Profile = Sequence[float]
@@ -120,7 +120,7 @@ def simulate(
     clock = Clock(*noise)
     rng = clock.rng
     trace, last_rows = Trace(), 0
-    room = [Room(0, MAX_DEPTH)]
+    room = [DraftRequest(0, MAX_DEPTH)]
     rested: list[float] = []
     n_resting = 0
     for i in range(n_rounds):
@@ -139,11 +139,11 @@ def simulate(
         n_accepted = 0
         while n_accepted < n and rng.random() < profile[n_accepted]:
             n_accepted += 1
-        judged = Judged(0, [0.5] * n, n_accepted, min(n_accepted + 1, n))
+        judged = DraftResult(0, [0.5] * n, n_accepted, min(n_accepted + 1, n))
         spell = clock.spell()
         measured = target_s * spell * clock.blur(), draft_s * spell * clock.blur()
-        passed = Rested(1, rested) if rested else None
-        depth.record(Round([judged], n + 1, 0, i, *measured, 0.0, rested=passed))
+        passed = SkippedRounds(1, rested) if rested else None
+        depth.record(RoundFeedback([judged], n + 1, 0, i, *measured, 0.0, rested=passed))
         rested = []
         trace.see(n, target_s + draft_s, expected_tokens(profile, n))
         if probe is not None:
@@ -196,7 +196,7 @@ def simulate_tokens(
     rng = clock.rng
     trace, last_rows = Trace(), 0
     for i in range(n_rounds):
-        limit = depth.choose([Room(0, MAX_DEPTH)])[0]
+        limit = depth.choose([DraftRequest(0, MAX_DEPTH)])[0]
         odds: list[float] = []
         confidence: list[float] = []
         n_steps = 0
@@ -216,8 +216,8 @@ def simulate_tokens(
             n_accepted += 1
         spell = clock.spell()
         measured = target_s * spell * clock.blur(), draft_s * spell * clock.blur()
-        judged = Judged(0, confidence, n_accepted, min(n_accepted + 1, n))
-        depth.record(Round([judged], n + 1, 0, i, *measured, 0.0))
+        judged = DraftResult(0, confidence, n_accepted, min(n_accepted + 1, n))
+        depth.record(RoundFeedback([judged], n + 1, 0, i, *measured, 0.0))
         trace.see(n, target_s + draft_s, expected_tokens(odds, n))
     return trace
 
@@ -247,7 +247,7 @@ def simulate_batch(
     clock = Clock(*noise)
     rng = clock.rng
     trace, last_rows = Trace(), 0
-    rooms = [Room(seq, MAX_DEPTH) for seq in range(len(profiles))]
+    rooms = [DraftRequest(seq, MAX_DEPTH) for seq in range(len(profiles))]
     for i in range(n_rounds):
         depths = [limit.n for limit in depth.choose(rooms)]
         rows = len(depths) + sum(depths)
@@ -260,10 +260,10 @@ def simulate_batch(
             n_accepted = 0
             while n_accepted < n and rng.random() < profiles[seq][n_accepted]:
                 n_accepted += 1
-            judged.append(Judged(seq, [0.5] * n, n_accepted, min(n_accepted + 1, n)))
+            judged.append(DraftResult(seq, [0.5] * n, n_accepted, min(n_accepted + 1, n)))
         spell = clock.spell()
         measured = target_s * spell * clock.blur(), draft_s * spell * clock.blur()
-        depth.record(Round(judged, rows, 0, i, *measured, 0.0))
+        depth.record(RoundFeedback(judged, rows, 0, i, *measured, 0.0))
         tokens = sum(expected_tokens(p, n) for p, n in zip(profiles, depths, strict=True))
         trace.see(sum(depths), target_s + draft_s, tokens)
     return trace

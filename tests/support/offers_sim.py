@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gguf_mtp.depth.protocol import Depth, Judged, Offer, Room, Round
+from gguf_mtp.depth.protocol import Depth, DraftRequest, DraftResult, FreeDraft, RoundFeedback
 from tests.support.depth_sim import MAX_DEPTH, Clock, Curve, Noise, Profile, Trace, expected_tokens
 
 COPIER, BLOCK = "ngram", "mtp"
@@ -60,7 +60,7 @@ def simulate_offers(
         found = text.offer(i, rng)
         offer = _offer(found[0]) if found else None
         names = [COPIER] * bool(offer) + [BLOCK] * (text.block is not None)
-        limit = depth.choose([Room(0, MAX_DEPTH if names else 0, names, offer)])[0]
+        limit = depth.choose([DraftRequest(0, MAX_DEPTH if names else 0, names, offer)])[0]
         n = limit.n
         odds = [found[1]] * MAX_DEPTH if found else []
         profile = odds if limit.source == COPIER else (text.block or ())
@@ -75,10 +75,10 @@ def simulate_offers(
         draft_s = world.step * n if limit.source == BLOCK else 0.0
         spell = clock.spell()
         confidence = offer.confidence[:n] if limit.source == COPIER and offer else [0.5] * n
-        judged = Judged(0, confidence, n_accepted, min(n_accepted + 1, n), limit.source)
+        judged = DraftResult(0, confidence, n_accepted, min(n_accepted + 1, n), limit.source)
         spent = draft_s * spell * clock.blur()
         depth.record(
-            Round(
+            RoundFeedback(
                 [judged],
                 n + 1,
                 0,
@@ -97,14 +97,14 @@ def simulate_offers(
     return trace, who
 
 
-def _offer(match: int) -> Offer:
-    return Offer(COPIER, [1 - 1 / (match + k) for k in range(MAX_DEPTH)])
+def _offer(match: int) -> FreeDraft:
+    return FreeDraft(COPIER, [1 - 1 / (match + k) for k in range(MAX_DEPTH)])
 
 
-def _compared(offer: Offer | None, came_true: int, n_committed: int) -> list[Judged]:
+def _compared(offer: FreeDraft | None, came_true: int, n_committed: int) -> list[DraftResult]:
     """The offer against what the round committed: a token, or more where a draft was accepted."""
     if offer is None:
         return []
     n = min(len(offer.confidence), n_committed)
     n_same = min(came_true, n)
-    return [Judged(0, offer.confidence, n_same, min(n_same + 1, n), offer.source)]
+    return [DraftResult(0, offer.confidence, n_same, min(n_same + 1, n), offer.source)]

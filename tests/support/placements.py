@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gguf_mtp.gguf.bytes_per_token import layer_of
 from gguf_mtp.offload import CPU, Contexts, Device, Machine, OffloadPlan, Subject
-from gguf_mtp.offload.directives import Directives
+from gguf_mtp.offload.directives import LoadParams
 from gguf_mtp.types import ModelFacts, TensorInfo
 
 MIB = 1 << 20
@@ -106,7 +106,7 @@ models = st.builds(
 
 
 def llama_cpp_places(
-    told: Directives, plan: OffloadPlan, n_blocks: int
+    told: LoadParams, plan: OffloadPlan, n_blocks: int
 ) -> tuple[dict[str, str], list[str], str]:
     """Where llama.cpp would put each tensor, layer and the output: `load_tensors`
     (llama-model.cpp) and `create_tensor` (llama-model-loader.cpp), in float32 as there."""

@@ -21,7 +21,7 @@ from gguf_mtp.cli.serve import listen
 from gguf_mtp.grammar.matching import Grammars
 from gguf_mtp.params import SamplingParams
 from gguf_mtp.server.app import ServerOptions, create_app
-from gguf_mtp.server.engine_thread import Worker
+from gguf_mtp.server.engine_thread import EngineThread
 from gguf_mtp.server.plan import Served
 from tests.support.chat_formats import BOS, EOS
 from tests.support.scripted import N_VOCAB, ByteVocab, ScriptedEngine
@@ -34,7 +34,7 @@ class Server:
 
     url: str
     client: httpx.Client
-    worker: Worker
+    worker: EngineThread
 
     def chat(self, **body: Any) -> httpx.Response:
         body.setdefault("messages", [{"role": "user", "content": "Hi"}])
@@ -131,7 +131,7 @@ def host() -> Host:
 def serving(
     engine: Any, served: Served, options: ServerOptions | None = None, n_queue: int = 10
 ) -> Iterator[Server]:
-    worker = Worker(engine, engine.limits.n_seq, n_queue)
+    worker = EngineThread(engine, engine.limits.n_seq, n_queue)
     worker.start()
     host().app = create_app(worker, served, options or ServerOptions())
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 
-from gguf_mtp.grammar.matching import Follower, Grammars
+from gguf_mtp.grammar.matching import GrammarMatcher, Grammars
 
 WORDS = [
     '"',
@@ -71,7 +71,7 @@ def may_follow(text: bytes, language: Iterable[str]) -> set[int]:
     return ids | ({END, STOP} if text in members else set())
 
 
-def allowed(follower: Follower, after: Sequence[int] = ()) -> set[int]:
+def allowed(follower: GrammarMatcher, after: Sequence[int] = ()) -> set[int]:
     return {int(i) for i in follower.allowed(after).nonzero()[0]}
 
 
@@ -79,7 +79,7 @@ def text(tokens: Sequence[int]) -> bytes:
     return b"".join(map(WordVocab().piece, tokens))
 
 
-def walk(follower: Follower, rng: random.Random, n: int = 60) -> list[int]:
+def walk(follower: GrammarMatcher, rng: random.Random, n: int = 60) -> list[int]:
     """Tokens drawn evenly from what is allowed, up to an end token."""
     tokens: list[int] = []
     while len(tokens) < n:

@@ -33,7 +33,7 @@ class Worker:
         end = time.monotonic() + PATIENCE_S
         while True:
             try:
-                rpc_probe.look(self.endpoint, timeout=2)
+                rpc_probe.probe_worker(self.endpoint, timeout=2)
                 return
             except LoadFailed:
                 assert time.monotonic() < end, "the worker does not answer"

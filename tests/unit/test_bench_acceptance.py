@@ -9,14 +9,14 @@ import pytest
 
 from gguf_mtp.bench.acceptance import expected, verify_block
 from gguf_mtp.params import SamplingParams
-from gguf_mtp.sampling.chain import Chain
+from gguf_mtp.sampling.chain import SamplingChain
 from gguf_mtp.sampling.verify import verify
 from gguf_mtp.types import Distribution, Draft
 from tests.unit.test_verify import BOUND, P, Q, chi_square
 
 
 def test_block_verification_keeps_the_law_and_accepts_no_less() -> None:
-    chain = Chain(SamplingParams(), rng=np.random.default_rng(1))
+    chain = SamplingChain(SamplingParams(), rng=np.random.default_rng(1))
     seen, kept = Counter(), [0, 0]
     for _ in range(20_000):
         tokens = [chain.draw(Q), chain.draw(Q)]

@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from gguf_mtp.bench.peer import Plan, ask, compare, rows
+from gguf_mtp.bench.peer import PeerPlan, ask, compare, rows
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def fake(per_token_s: float, ending: str = "") -> Iterator[tuple[str, list[dict[
 def test_speeds_and_equal_texts_are_to_the_first_server() -> None:
     questions = [f"q{i}" for i in range(8)]
     with fake(0.01) as (slow, of_slow), fake(0.004, ending="!") as (fast, of_fast):
-        found = compare({"slow": slow, "fast": fast}, questions, Plan(3, 2, 5))
+        found = compare({"slow": slow, "fast": fast}, questions, PeerPlan(3, 2, 5))
     first, second = rows("facts", found)
     assert (first.server, first.speed, first.n_same, first.n_answers) == ("slow", 1.0, 6, 6)
     assert (second.server, second.n_same, second.n_answers) == ("fast", 0, 6)

@@ -9,7 +9,7 @@ import pytest
 
 from gguf_mtp.bench import serve
 from gguf_mtp.bench.client import Asked, Server, ask
-from gguf_mtp.bench.serve import HEADER, Level, Load, centiles, figures, measure, row
+from gguf_mtp.bench.serve import HEADER, ClientLoad, Level, centiles, figures, measure, row
 from tests.server.test_server_live import wait_for
 from tests.support.chat_formats import CHATML
 from tests.support.scripted import Answer, ScriptedEngine
@@ -51,7 +51,7 @@ def test_a_load_is_asked_for_whole_and_can_be_repeated() -> None:
     for _ in range(2):
         engine = ScriptedEngine(lambda *_: Answer("fine, " * 40), n_seq=4, n_ctx=5000)
         with serving(engine, served_of(engine, CHATML)) as server:
-            level = measure(Server(f"{server.url}/v1"), Load(n_clients=3, n_requests=10))
+            level = measure(Server(f"{server.url}/v1"), ClientLoad(n_clients=3, n_requests=10))
             wait_for(lambda: server.worker.n_unfinished == 0)
         found = figures(level)
         assert (found["clients"], found["requests"], found["errors"]) == (3, 30, [])
@@ -71,7 +71,7 @@ def test_centiles() -> None:
 
 def test_a_row_stands_under_its_header() -> None:
     asked = [Asked(11, 0.1, 1.1), Asked(2, 0.3, 0.4, has_left=True), Asked(error="status 503")]
-    line = row(figures(Level(Load(1, 3), asked, 2.0)))
+    line = row(figures(Level(ClientLoad(1, 3), asked, 2.0)))
     assert line.split()[:6] == ["1", "3", "1", "1", "6.5", "200.0"]
     assert line.split()[6:] == ["290.0", "298.0", "100.0", "100.0", "100.0"]
     assert len(line) == len(HEADER.removesuffix("   (ms)"))

@@ -16,11 +16,11 @@ from gguf_mtp.errors import LoadFailed
 from gguf_mtp.gguf import model_facts
 from gguf_mtp.loading.loader import LoadOptions, load
 from gguf_mtp.offload import CPU, Contexts, Device, Host, Machine, fit
-from gguf_mtp.offload.options import Placement
+from gguf_mtp.offload.options import PlacementOptions
 from gguf_mtp.params import SamplingParams
 from gguf_mtp.placement import host_memory
-from gguf_mtp.placement.draft_placement import settle_beside, subject_of
-from gguf_mtp.placement.settle import settle
+from gguf_mtp.placement.draft_placement import draft_subject, place_draft_model
+from gguf_mtp.placement.settle import plan_placement
 from gguf_mtp.types import ModelFacts
 from tests.support import recurrent_models
 from tests.support.gguf_files import Model as Tiny
@@ -40,7 +40,7 @@ def test_the_target_gets_what_the_draft_model_leaves() -> None:
     devices = (Device("GPU0", 50 * MIB, margin=0), Device("GPU1", 40 * MIB, margin=0))
     where = Machine(devices, Host(500 * MIB))
     alone = fit(what, where)
-    beside = fit(subject_of(draft(), what.contexts), where)
+    beside = fit(draft_subject(draft(), what.contexts), where)
     assert beside.used("GPU0") + beside.used("GPU1") > 0
     left = where.beside(beside)
     for device, before in zip(left.devices, where.devices, strict=True):
@@ -53,13 +53,13 @@ def test_the_target_gets_what_the_draft_model_leaves() -> None:
 
 
 def test_memory_that_is_not_known_stays_so() -> None:
-    beside = fit(subject_of(draft(), subject().contexts), machine([]))
+    beside = fit(draft_subject(draft(), subject().contexts), machine([]))
     assert Machine().beside(beside).host.available is None
 
 
 def test_its_context_holds_every_sequence_in_the_targets_types() -> None:
     contexts = replace(subject().contexts, n_cells=6144, n_seq=3, cache_k="q8_0", cache_v="q8_0")
-    own = subject_of(draft(), contexts).contexts
+    own = draft_subject(draft(), contexts).contexts
     assert (own.n_cells, own.n_seq, own.n_draft_batch) == (6144, 3, 0)
     assert (own.cache_k, own.cache_v) == ("q8_0", "q8_0")
 
@@ -97,12 +97,12 @@ def test_settling_takes_it_off_the_memory(tmp_path: Path, monkeypatch: pytest.Mo
     little = model_facts.read(small(tmp_path / "small.gguf"))
     monkeypatch.setattr(host_memory, "available", lambda: 100 * MIB)
     what = subject(drafts=False, n_cells=256)
-    beside = settle_beside(little, what.contexts, Placement())
+    beside = place_draft_model(little, what.contexts, PlacementOptions())
     assert beside is not None
     assert beside.plan.is_on_cpu
-    settled = settle(what, Placement(allow_thrash=True), beside.plan)
+    settled = plan_placement(what, PlacementOptions(allow_thrash=True), beside.plan)
     assert settled.plan.host.available == 100 * MIB - beside.plan.used(CPU)
-    assert settle_beside(None, what.contexts, Placement()) is None
+    assert place_draft_model(None, what.contexts, PlacementOptions()) is None
 
 
 @pytest.mark.native
@@ -133,7 +133,7 @@ def test_no_memory_is_left_for_the_target(tmp_path: Path, monkeypatch: pytest.Mo
     little = small(tmp_path / "small.gguf")
     big = Tiny().write(tmp_path / "big.gguf")
     monkeypatch.setattr(host_memory, "available", lambda: 2 * MIB)
-    alone = settle(subject_of(model_facts.read(big), Contexts(256)), Placement())
+    alone = plan_placement(draft_subject(model_facts.read(big), Contexts(256)), PlacementOptions())
     assert alone.plan.used(CPU) < 1.9 * MIB
     with pytest.raises(LoadFailed, match="would be in CPU memory, but"):
         load(big, LoadOptions(n_ctx=256, draft="model", draft_model=little))

@@ -11,13 +11,13 @@ from gguf_mtp.errors import LoadFailed, SavedStateError
 from gguf_mtp.gguf import model_facts
 from gguf_mtp.gguf.bytes_per_token import kv_per_cell
 from gguf_mtp.loading.loader import LoadOptions, _fingerprint, _idle_cells, _subject, _wishes, load
-from gguf_mtp.loading.select import Lineup
+from gguf_mtp.loading.select import DrafterSelection
 from gguf_mtp.offload import Contexts, Device, Host, Machine, Subject
 from gguf_mtp.offload.advice import context_refusal
-from gguf_mtp.offload.options import Placement
+from gguf_mtp.offload.options import PlacementOptions
 from gguf_mtp.params import SamplingParams
 from gguf_mtp.placement import context_size, host_memory
-from gguf_mtp.placement.settle import settle
+from gguf_mtp.placement.settle import plan_placement
 from gguf_mtp.types import ModelFacts
 from tests.support.placements import facts_of
 
@@ -32,8 +32,12 @@ def grouped() -> ModelFacts:
 
 
 def loaded(cache_k: str, cache_v: str, strict: bool = False) -> Subject:
-    options = LoadOptions(placement=Placement(cache_k=cache_k, cache_v=cache_v), strict=strict)
-    return settle(_subject(grouped(), Lineup(), options, 4096), _wishes(options)).subject
+    options = LoadOptions(
+        placement=PlacementOptions(cache_k=cache_k, cache_v=cache_v), strict=strict
+    )
+    return plan_placement(
+        _subject(grouped(), DrafterSelection(), options, 4096), _wishes(options)
+    ).subject
 
 
 def test_keys_and_values_are_counted_each_in_its_type() -> None:
@@ -63,7 +67,9 @@ def test_what_is_saved_names_both_types() -> None:
 @pytest.mark.native
 def test_a_sequence_of_another_cache_is_refused() -> None:
     def options(kind: str) -> LoadOptions:
-        return LoadOptions(n_ctx=64, draft="off", placement=Placement(cache_k=kind, cache_v=kind))
+        return LoadOptions(
+            n_ctx=64, draft="off", placement=PlacementOptions(cache_k=kind, cache_v=kind)
+        )
 
     prompt = [5, 6, 7, 8, 9, 10]
     with load(demo_model(), options("f16")) as session:

@@ -13,9 +13,9 @@ from statistics import median
 import pytest
 
 from gguf_mtp.depth import AutoDepth, FixedDepth
-from gguf_mtp.depth.drafter_selector import Contest
-from gguf_mtp.depth.protocol import Depth, Judged, Offer, Room, Round
-from gguf_mtp.types import Limit
+from gguf_mtp.depth.drafter_selector import DrafterSelector
+from gguf_mtp.depth.protocol import Depth, DraftRequest, DraftResult, FreeDraft, RoundFeedback
+from gguf_mtp.types import DraftLimit
 from tests.support.depth_bounds import CURVES, named
 from tests.support.depth_sim import MAX_DEPTH, Curve, expected_tokens, falling
 from tests.support.offers_sim import BLOCK, COPIER, Text, always, never, simulate_offers, spells
@@ -100,16 +100,16 @@ class Eager:
         self.inner = AutoDepth()
         self.given_up = self.inner.given_up
 
-    def choose(self, rooms: Sequence[Room]) -> list[Limit]:
+    def choose(self, rooms: Sequence[DraftRequest]) -> list[DraftLimit]:
         limits = self.inner.choose(rooms)
         return [
-            Limit(len(room.offer.confidence), (), "offer", room.offer.source)
+            DraftLimit(len(room.offer.confidence), (), "offer", room.offer.source)
             if room.offer
             else limit
             for room, limit in zip(rooms, limits, strict=True)
         ]
 
-    def record(self, round_: Round) -> None:
+    def record(self, round_: RoundFeedback) -> None:
         self.inner.record(round_)
 
     def forget(self, seq: int) -> None:
@@ -119,13 +119,13 @@ class Eager:
 class Deaf(Eager):
     """A mutant: sends none."""
 
-    def choose(self, rooms: Sequence[Room]) -> list[Limit]:
+    def choose(self, rooms: Sequence[DraftRequest]) -> list[DraftLimit]:
         return self.inner.choose([replace_offer(room) for room in rooms])
 
 
-def replace_offer(room: Room) -> Room:
+def replace_offer(room: DraftRequest) -> DraftRequest:
     names = [name for name in room.drafters if name != COPIER]
-    return Room(room.seq, room.n_max if names else 0, names)
+    return DraftRequest(room.seq, room.n_max if names else 0, names)
 
 
 def test_the_checks_find_mutants() -> None:
@@ -152,13 +152,21 @@ def test_each_drafter_works_where_it_is_best() -> None:
 
 def test_an_offer_not_sent_is_learned_from_all_the_same() -> None:
     depth = AutoDepth()
-    offer = Offer(COPIER, [0.9] * 4)
+    offer = FreeDraft(COPIER, [0.9] * 4)
     for _ in range(40):
-        depth.record(Round([], 1, 0, 9, 1.0, 0.0, 0.0, [Judged(0, offer.confidence, 1, 1, COPIER)]))
+        depth.record(
+            RoundFeedback(
+                [], 1, 0, 9, 1.0, 0.0, 0.0, [DraftResult(0, offer.confidence, 1, 1, COPIER)]
+            )
+        )
     known = depth.exchange.offers_of(COPIER)
     assert known.acceptance(0, offer.confidence)[0] > 0.9
     for _ in range(40):
-        depth.record(Round([], 1, 0, 9, 1.0, 0.0, 0.0, [Judged(0, offer.confidence, 0, 1, COPIER)]))
+        depth.record(
+            RoundFeedback(
+                [], 1, 0, 9, 1.0, 0.0, 0.0, [DraftResult(0, offer.confidence, 0, 1, COPIER)]
+            )
+        )
     assert known.acceptance(0, offer.confidence)[0] < 0.5
     # another sequence: what all have shown, without this one's bad record
     assert known.acceptance(0, offer.confidence)[0] < 0.6 * known.acceptance(1, offer.confidence)[0]
@@ -168,20 +176,20 @@ def test_a_longer_match_is_trusted_more() -> None:
     depth = AutoDepth()
     known = depth.exchange.offers_of(COPIER)
     for _ in range(60):
-        known.judge(Judged(0, [0.5], 0, 1, COPIER))
-        known.judge(Judged(0, [0.92], 1, 1, COPIER))
+        known.judge(DraftResult(0, [0.5], 0, 1, COPIER))
+        known.judge(DraftResult(0, [0.92], 1, 1, COPIER))
     short, long = (known.acceptance(1, [sure])[0] for sure in (0.5, 0.92))
     assert short < 0.2
     assert long > 0.8
 
 
 def test_the_bounds_of_a_draft_hold_for_offers() -> None:
-    room = Room(0, 3, ["ngram"], Offer("ngram", [0.9] * 6))
-    assert FixedDepth(5).choose([room]) == [Limit(3, source="ngram")]
-    assert FixedDepth(2).choose([room]) == [Limit(2, source="ngram")]
-    first = Room(0, 8, ["mtp", "ngram"], Offer("ngram", [0.9]))
-    assert FixedDepth(5).choose([first]) == [Limit(5, source="mtp")]
-    assert FixedDepth(5).choose([Room(0, 8, [])]) == [Limit(0)]
+    room = DraftRequest(0, 3, ["ngram"], FreeDraft("ngram", [0.9] * 6))
+    assert FixedDepth(5).choose([room]) == [DraftLimit(3, source="ngram")]
+    assert FixedDepth(2).choose([room]) == [DraftLimit(2, source="ngram")]
+    first = DraftRequest(0, 8, ["mtp", "ngram"], FreeDraft("ngram", [0.9]))
+    assert FixedDepth(5).choose([first]) == [DraftLimit(5, source="mtp")]
+    assert FixedDepth(5).choose([DraftRequest(0, 8, [])]) == [DraftLimit(0)]
 
 
 # -- two drafters that take time ---------------------------------------------------------------
@@ -192,17 +200,19 @@ def lead(profiles: dict[str, float], costs: dict[str, float], n_rounds: int = 1_
     depth, who = AutoDepth(), []
     total = dict.fromkeys(profiles, 0.0)
     for i in range(n_rounds):
-        [limit] = depth.choose([Room(0, 8, list(profiles))])
+        [limit] = depth.choose([DraftRequest(0, 8, list(profiles))])
         n = limit.n
         n_accepted = 0
         if n:
             total[limit.source] += profiles[limit.source]
             if total[limit.source] >= 1:
                 n_accepted, total[limit.source] = n, total[limit.source] - 1
-        judged = Judged(0, [0.5] * n, n_accepted, min(n_accepted + 1, n), limit.source)
+        judged = DraftResult(0, [0.5] * n, n_accepted, min(n_accepted + 1, n), limit.source)
         spent = {name: costs[name] * n * (name == limit.source) for name in profiles}
         target_s = 1 + 0.05 * n
-        depth.record(Round([judged], n + 1, 0, i, target_s, sum(spent.values()), 0.0, (), spent))
+        depth.record(
+            RoundFeedback([judged], n + 1, 0, i, target_s, sum(spent.values()), 0.0, (), spent)
+        )
         who.append(limit.source if n else "")
     return who
 
@@ -223,14 +233,14 @@ def test_of_equally_good_ones_the_cheaper_leads() -> None:
 
 def test_a_contest_of_one_needs_no_trial() -> None:
     depth = AutoDepth()
-    assert Contest().winner([depth.source("mtp")], (0,), [[3]]) == 0
+    assert DrafterSelector().winner([depth.source("mtp")], (0,), [[3]]) == 0
 
 
 def test_who_copies_alone_leaves_no_other_drafter_behind() -> None:
     """Nothing is known of a drafter that there is not, and nothing of it is stored."""
     depth = AutoDepth()
     for i in range(20):
-        depth.choose([Room(0, MAX_DEPTH, (), None)])
-        depth.record(Round([Judged(0, (), 0, 0)], 1, 0, i, 1.0, 0.0, 0.0))
+        depth.choose([DraftRequest(0, MAX_DEPTH, (), None)])
+        depth.record(RoundFeedback([DraftResult(0, (), 0, 0)], 1, 0, i, 1.0, 0.0, 0.0))
     assert depth.rest > 0
     assert depth.sources == {}

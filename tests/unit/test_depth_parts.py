@@ -10,7 +10,7 @@ import pytest
 from gguf_mtp.depth.acceptance import Acceptance
 from gguf_mtp.depth.confidence import EDGES, Calibration, Table, best_cut, rate_under, rising
 from gguf_mtp.depth.cost_model import DraftCost, TargetCost
-from gguf_mtp.depth.goodput import Prices, view
+from gguf_mtp.depth.goodput import StepCosts, estimate_goodput
 
 FLAT_DRAFT = (0.1, 0.1, 0.01, 0.0)
 
@@ -166,7 +166,7 @@ def test_growth_finds_the_best_depths_of_a_batch(seed: int) -> None:
     target = [0.0, 0.0, 0.0, 1.0]
     while len(target) < 14:
         target.append(target[-1] + rng.choice((0.02, 0.1, 0.4)))
-    mean = view(acceptance, [3, 2, 3], Prices(target, 0.1, 0.1, 0.1, 0.0), 1)
+    mean = estimate_goodput(acceptance, [3, 2, 3], StepCosts(target, 0.1, 0.1, 0.1, 0.0), 1)
     best = max(mean.rate_of(depths) for depths in product(range(4), range(3), range(4)))
     assert max(mean.rates) == pytest.approx(best, rel=1e-9)  # rows of a step cost what steps do
     k = mean.best(8)
@@ -174,12 +174,12 @@ def test_growth_finds_the_best_depths_of_a_batch(seed: int) -> None:
 
 
 def test_the_value_of_a_depth_is_expected_tokens_over_time() -> None:
-    mean = view([[0.8, 0.5]], [2], Prices([0, 1.0, 1.2, 1.4], *FLAT_DRAFT), 1)
+    mean = estimate_goodput([[0.8, 0.5]], [2], StepCosts([0, 1.0, 1.2, 1.4], *FLAT_DRAFT), 1)
     assert mean.rates == pytest.approx([1.0, 1.8 / 1.3, 2.2 / 1.6])
 
 
 def test_a_least_depth_comes_as_one_step() -> None:
-    mean = view([[0.9] * 4, [0.1] * 2], [4, 2], Prices([1.0] * 9, *FLAT_DRAFT), 3)
+    mean = estimate_goodput([[0.9] * 4, [0.1] * 2], [4, 2], StepCosts([1.0] * 9, *FLAT_DRAFT), 3)
     assert [(item.who, item.depth, item.rows) for item in mean.items] == [(0, 3, 3), (0, 4, 1)]
 
 
@@ -226,7 +226,7 @@ def test_a_text_is_weighed_by_its_own_confidences() -> None:
 def test_the_rate_under_thresholds_is_that_of_a_played_out_game() -> None:
     """Two positions, two kinds of tokens: against enumeration by hand."""
     table = Table(kept=[[1.0, 0.6], [1.0, 0.6]], accepted=[[0.7, 0.54], [0.7, 0.54]])
-    prices = Prices([0, 1.0, 1.5, 2.0], 0.1, 0.1, 0.0, 0.0)
+    prices = StepCosts([0, 1.0, 1.5, 2.0], 0.1, 0.1, 0.0, 0.0)
     tokens = 1 + 0.54 + 0.54 * 0.54
     seconds = 0.1 + 0.6 * 0.1 + 0.4 * 1.0 + 0.24 * 1.5 + 0.36 * 2.0
     changes = 1 - (0.4**2 + 0.24**2 + 0.36**2)
@@ -236,6 +236,6 @@ def test_the_rate_under_thresholds_is_that_of_a_played_out_game() -> None:
 
 def test_thresholds_keep_the_least_depth_open() -> None:
     table = Calibration(4).table(4, 0.5)
-    cut, _ = best_cut(table, Prices([0] + [1.0 + m for m in range(6)], *FLAT_DRAFT), 0.0, 3)
+    cut, _ = best_cut(table, StepCosts([0] + [1.0 + m for m in range(6)], *FLAT_DRAFT), 0.0, 3)
     assert cut[1:3] == [0, 0]
     assert len(cut) >= 3

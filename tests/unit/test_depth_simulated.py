@@ -13,8 +13,8 @@ from typing import ClassVar
 import pytest
 
 from gguf_mtp.depth import AutoDepth, FixedDepth
-from gguf_mtp.depth.protocol import Depth, Room, Round
-from gguf_mtp.types import Limit
+from gguf_mtp.depth.protocol import Depth, DraftRequest, RoundFeedback
+from gguf_mtp.types import DraftLimit
 from tests.support.depth_bounds import (
     CURVES,
     LEARNING,
@@ -65,10 +65,10 @@ class IgnoresShape:
     rest = 0
     given_up: ClassVar[dict[str, str]] = {}
 
-    def choose(self, rooms: Sequence[Room]) -> list[Limit]:
+    def choose(self, rooms: Sequence[DraftRequest]) -> list[DraftLimit]:
         return self.inner.choose(rooms)
 
-    def record(self, round_: Round) -> None:
+    def record(self, round_: RoundFeedback) -> None:
         self.inner._last_rows = round_.n_rows
         self.inner.record(round_)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gguf_mtp.depth import AutoDepth, DepthOptions, FixedDepth, depth_for
-from gguf_mtp.depth.protocol import Judged, Room, Round
+from gguf_mtp.depth.protocol import DraftRequest, DraftResult, RoundFeedback
 from gguf_mtp.depth.warm_start import export_state, import_state
 from gguf_mtp.errors import RequestError
 from tests.support.depth_sim import curve, falling, simulate
@@ -35,24 +35,24 @@ def test_bounds_hold_in_every_round() -> None:
     trace = simulate(depth, world, lambda _: profile, 200, (0.1, 1))
     assert set(trace.depths) <= {0, 2, 3, 4}
     assert max(trace.depths) == 4
-    limit = depth.choose([Room(0, 8)])[0]
+    limit = depth.choose([DraftRequest(0, 8)])[0]
     assert len(limit.p_min) == limit.n
     assert all(p >= 0.3 for p in limit.p_min)
-    assert depth.choose([Room(0, 1)])[0].n == 0
-    assert depth.choose([Room(0, 0)])[0].n == 0
+    assert depth.choose([DraftRequest(0, 1)])[0].n == 0
+    assert depth.choose([DraftRequest(0, 0)])[0].n == 0
 
 
 def test_times_next_to_a_prompt_are_not_recorded() -> None:
     depth = AutoDepth()
-    one = Judged(0, [], 0, 0)
+    one = DraftResult(0, [], 0, 0)
     for n_prefill in (64, 0, 64, 0):
-        depth.choose([Room(0, 8)])
-        depth.record(Round([one], 1, n_prefill, 10, 1.0, 0.0, 0.0))
+        depth.choose([DraftRequest(0, 8)])
+        depth.record(RoundFeedback([one], 1, n_prefill, 10, 1.0, 0.0, 0.0))
     assert depth.target.cells == {}
-    depth.record(Round([one], 1, 0, 10, 1.0, 0.0, 0.0))
+    depth.record(RoundFeedback([one], 1, 0, 10, 1.0, 0.0, 0.0))
     assert depth.target.cells[1].n == 1
     depth.forget(0)  # the next request reads a prompt first
-    depth.record(Round([one], 1, 0, 10, 1.0, 0.0, 0.0))
+    depth.record(RoundFeedback([one], 1, 0, 10, 1.0, 0.0, 0.0))
     assert depth.target.cells[1].n == 1
 
 
@@ -60,9 +60,9 @@ def test_a_head_that_never_fits_is_given_up() -> None:
     depth = AutoDepth()
     for i in range(64):
         assert not depth.given_up, i
-        depth.choose([Room(0, 8)])
-        depth.record(Round([Judged(0, [0.9], 0, 1)], 2, 0, 10, 1.0, 0.1, 0.0))
-    assert depth.choose([Room(0, 8)])[0].n == 0
+        depth.choose([DraftRequest(0, 8)])
+        depth.record(RoundFeedback([DraftResult(0, [0.9], 0, 1)], 2, 0, 10, 1.0, 0.1, 0.0))
+    assert depth.choose([DraftRequest(0, 8)])[0].n == 0
     assert depth.report().reason == depth.given_up[""]
 
 
@@ -94,7 +94,7 @@ def test_a_stored_state_saves_the_search() -> None:
     before = learned(lambda m: 1 + 0.05 * m, 0.9)
     after = AutoDepth()
     assert import_state(after, json.loads(json.dumps(export_state(before)))) is None
-    first = after.choose([Room(0, 8)])[0].n
+    first = after.choose([DraftRequest(0, 8)])[0].n
     assert first > 0
     assert abs(first - before.report().depth) <= 1  # neighbours are about equal here
     assert after.report().plain_tokens_per_s == pytest.approx(1 / 1.05, rel=0.1)
@@ -103,7 +103,7 @@ def test_a_stored_state_saves_the_search() -> None:
 def test_a_state_from_other_bounds_is_usable() -> None:
     after = AutoDepth(DepthOptions(draft_max=2))
     assert import_state(after, export_state(learned(lambda m: 1 + 0.05 * m, 0.9))) is None
-    assert after.choose([Room(0, 8)])[0].n == 2
+    assert after.choose([DraftRequest(0, 8)])[0].n == 2
 
 
 def test_damaged_states_are_refused_and_change_nothing() -> None:

@@ -18,12 +18,12 @@ from gguf_mtp.drafters.ngram import NgramDrafter
 from gguf_mtp.drafters.registry import NAMES
 from gguf_mtp.errors import DecodeError
 from gguf_mtp.params import SamplingParams
-from gguf_mtp.sampling.chain import Chain
-from gguf_mtp.types import Ask, Draft, Drafter, Limit, Rows
+from gguf_mtp.sampling.chain import SamplingChain
+from gguf_mtp.types import Ask, Draft, Drafter, DraftLimit, Rows
 from tests.support.fakes import N_VOCAB, FakeMtp, FakeTarget, hidden_row, logits_after
 
 N_SEQ = 3
-GREEDY = Chain(SamplingParams(temperature=0))
+GREEDY = SamplingChain(SamplingParams(temperature=0))
 
 
 def mtp_drafter() -> Drafter:
@@ -83,7 +83,7 @@ class Driver:
     def propose(self) -> None:
         seqs = self.random.sample(range(N_SEQ), self.random.randint(1, N_SEQ))
         asks = [
-            Ask(s, list(self.tokens[s]), Limit(self.random.choice([0, 1, 2, 5])), GREEDY)
+            Ask(s, list(self.tokens[s]), DraftLimit(self.random.choice([0, 1, 2, 5])), GREEDY)
             for s in seqs
         ]
         drafts = self.drafter.propose(asks)
@@ -156,11 +156,11 @@ def test_contract(make: Callable[[], Drafter], seed: int) -> None:
 def test_bounds_on_confidence_end_a_draft_before_that_token(make: Callable[[], Drafter]) -> None:
     drafter, tokens = make(), [1, 2, 3, 4, 5] * 4
     drafter.observe([rows_of(tokens, 0, 0)])
-    [free] = drafter.propose([Ask(0, tokens, Limit(5), GREEDY)])
+    [free] = drafter.propose([Ask(0, tokens, DraftLimit(5), GREEDY)])
     assert len(free.tokens) == 5
     for k in range(5):
         bounds = [0.0] * k + [float(np.nextafter(free.confidence[k], 2))]
-        [bounded] = drafter.propose([Ask(0, tokens, Limit(5, bounds), GREEDY)])
+        [bounded] = drafter.propose([Ask(0, tokens, DraftLimit(5, bounds), GREEDY)])
         assert bounded.tokens == free.tokens[:k]
 
 
@@ -178,7 +178,7 @@ def fed(n_tokens: int, mtp: FakeMtp, n_batch: int = 512) -> tuple[MtpDrafter, li
 def test_a_draft_of_n_costs_n_decodes_catch_up_included(n: int) -> None:
     mtp = FakeMtp()
     drafter, tokens = fed(9, mtp)
-    [draft] = drafter.propose([Ask(0, tokens, Limit(n), GREEDY)])
+    [draft] = drafter.propose([Ask(0, tokens, DraftLimit(n), GREEDY)])
     assert len(draft.tokens) == n
     assert len(mtp.batches) == n
     assert [len(batch[0].tokens) for batch in mtp.batches] == [8] + [1] * (n - 1)
@@ -197,8 +197,8 @@ def test_pausing_does_not_change_what_is_drafted() -> None:
     for pos in range(699):
         hidden = hidden_row(tokens, pos)[None]
         steady.observe([Rows(0, pos, tokens[pos : pos + 1], 0, hidden)])
-        steady.propose([Ask(0, tokens[: pos + 2], Limit(2), GREEDY)])
-    ask = Ask(0, tokens, Limit(5), GREEDY)
+        steady.propose([Ask(0, tokens[: pos + 2], DraftLimit(2), GREEDY)])
+    ask = Ask(0, tokens, DraftLimit(5), GREEDY)
     assert resumed.propose([ask]) == steady.propose([ask])
 
 
@@ -209,7 +209,7 @@ def test_buffers_larger_than_a_batch_are_decoded_in_several() -> None:
     for s in range(N_SEQ):
         hidden = np.array([hidden_row(tokens[s], p) for p in range(199)])
         drafter.observe([Rows(s, 0, tokens[s][:199], 0, hidden)])
-    drafts = drafter.propose([Ask(s, tokens[s], Limit(1), GREEDY) for s in range(N_SEQ)])
+    drafts = drafter.propose([Ask(s, tokens[s], DraftLimit(1), GREEDY) for s in range(N_SEQ)])
     for s, draft in enumerate(drafts):
         skilled = sum(tokens[s]) % 3 > 0
         law = logits_after(tokens[s])
@@ -218,8 +218,8 @@ def test_buffers_larger_than_a_batch_are_decoded_in_several() -> None:
 
 def test_sampled_drafts_carry_the_law_they_were_drawn_from() -> None:
     drafter, tokens = fed(9, FakeMtp(skill=lambda _: True))
-    chain = Chain(SamplingParams(1.2, 0, 1.0, 0.0, seed=1))
-    [draft] = drafter.propose([Ask(0, tokens, Limit(3), chain)])
+    chain = SamplingChain(SamplingParams(1.2, 0, 1.0, 0.0, seed=1))
+    [draft] = drafter.propose([Ask(0, tokens, DraftLimit(3), chain)])
     prefix = list(tokens)
     for token, law in zip(draft.tokens, draft.laws, strict=True):
         expected = chain.law(logits_after(prefix))
@@ -235,7 +235,7 @@ def test_a_failed_decode_leaves_certain_rows_only(n: int) -> None:
     mtp = FakeMtp(fail_at=frozenset({n}))
     drafter, tokens = fed(9, mtp)
     with pytest.raises(DecodeError):
-        drafter.propose([Ask(0, tokens, Limit(4), GREEDY)])
+        drafter.propose([Ask(0, tokens, DraftLimit(4), GREEDY)])
     assert mtp.cache[0] == ([] if n == 1 else tokens)
-    [draft] = drafter.propose([Ask(0, tokens, Limit(4), GREEDY)])
+    [draft] = drafter.propose([Ask(0, tokens, DraftLimit(4), GREEDY)])
     assert len(draft.tokens) == 4

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 import pytest
 
 from gguf_mtp.depth import FixedDepth
-from gguf_mtp.depth.protocol import Room, Round
+from gguf_mtp.depth.protocol import DraftRequest, RoundFeedback
 from gguf_mtp.drafters.draft_model import ModelDrafter
 from gguf_mtp.drafters.mtp import MtpDrafter
 from gguf_mtp.drafters.ngram import NgramDrafter
 from gguf_mtp.engine.engine import Engine
 from gguf_mtp.params import AnswerOptions
-from gguf_mtp.types import Drafter, Limit
+from gguf_mtp.types import Drafter, DraftLimit
 from tests.support.fakes import FakeMtp, FakeTarget
 from tests.unit.test_engine import GREEDY, NO_END, collect, greedy
 from tests.unit.test_rounds import watched
@@ -29,14 +29,14 @@ class Listens(FixedDepth):
 
     def __init__(self, n: int) -> None:
         super().__init__(n)
-        self.rooms: list[Room] = []
-        self.rounds: list[Round] = []
+        self.rooms: list[DraftRequest] = []
+        self.rounds: list[RoundFeedback] = []
 
-    def choose(self, rooms: Sequence[Room]) -> list[Limit]:
+    def choose(self, rooms: Sequence[DraftRequest]) -> list[DraftLimit]:
         self.rooms += rooms
         return super().choose(rooms)
 
-    def record(self, round_: Round) -> None:
+    def record(self, round_: RoundFeedback) -> None:
         self.rounds.append(round_)
         super().record(round_)
 

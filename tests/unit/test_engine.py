@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from gguf_mtp.depth import FixedDepth
-from gguf_mtp.drafters.draft_builder import Run
+from gguf_mtp.drafters.draft_builder import DraftBuilder
 from gguf_mtp.drafters.mtp import MtpDrafter
 from gguf_mtp.engine.config import EngineLimits
 from gguf_mtp.engine.engine import Engine
 from gguf_mtp.errors import BadLogits, ContextFull, DecodeError, RequestError
 from gguf_mtp.params import SamplingParams
-from gguf_mtp.sampling.chain import Chain
+from gguf_mtp.sampling.chain import SamplingChain
 from gguf_mtp.stats import Stats
-from gguf_mtp.types import Ask, Chunk, Limit
+from gguf_mtp.types import Ask, Chunk, DraftLimit
 from tests.support.fakes import N_VOCAB, FakeMtp, FakeTarget, logits_after
 
 GREEDY = SamplingParams(temperature=0)
@@ -313,7 +313,7 @@ def sampled_pairs(depth: int, n: int, params: SamplingParams) -> np.ndarray:
 
 def exact_pairs(params: SamplingParams) -> np.ndarray:
     """The law of the same two tokens, summed over the first."""
-    law, chain = np.zeros((N_VOCAB, N_VOCAB)), Chain(params)
+    law, chain = np.zeros((N_VOCAB, N_VOCAB)), SamplingChain(params)
 
     def dense(tokens: list[int]) -> np.ndarray:
         out = np.zeros(N_VOCAB)
@@ -445,7 +445,14 @@ def test_an_iterator_raises_what_its_request_failed_with() -> None:
 
 
 def test_a_drafter_whose_logits_are_no_numbers_drafts_nothing() -> None:
-    run = Run(Ask(0, [1, 2], Limit(4), Chain(SamplingParams(temperature=1.5, top_k=0), [1, 2])))
+    run = DraftBuilder(
+        Ask(
+            0,
+            [1, 2],
+            DraftLimit(4),
+            SamplingChain(SamplingParams(temperature=1.5, top_k=0), [1, 2]),
+        )
+    )
     run.take(np.full(N_VOCAB, np.nan, np.float32))
     assert run.draft("mtp").tokens == []
     assert not run.wants_more

@@ -10,7 +10,7 @@ import pytest
 
 from gguf_mtp.errors import RequestError
 from gguf_mtp.params import LARGEST, SamplingParams
-from gguf_mtp.sampling.chain import Chain
+from gguf_mtp.sampling.chain import SamplingChain
 
 LOGITS = np.array([-80.0, -3.0, 0.0, 2.5, 90.0], np.float32)
 SMALLEST = 1 / LARGEST
@@ -34,7 +34,7 @@ def test_the_largest_and_the_smallest_make_a_distribution(
             frequency_penalty=frequency,
             logit_bias=((0, bias), (4, bias)),
         )
-        law = Chain(params, [0, 2, 2, 4]).law(LOGITS.copy())
+        law = SamplingChain(params, [0, 2, 2, 4]).law(LOGITS.copy())
         assert law.probs.sum() == pytest.approx(1)
         assert (law.probs >= 0).all()
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from gguf_mtp.grammar.matching import Thinking
-from gguf_mtp.grammar.reasoning import Following, MinTokens
+from gguf_mtp.grammar.reasoning import GrammarState, MinTokens
 from tests.support.words import END, N_VOCAB, STOP, WordVocab, grammars
 
 GRAMMARS = grammars()
 VOCAB = WordVocab()
 
 
-def reasoning(lark: str) -> Following:
+def reasoning(lark: str) -> GrammarState:
     return GRAMMARS.compile(lark).follow_after(Thinking(b"</think>", VOCAB.piece))
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from gguf_mtp.errors import RequestError
 from gguf_mtp.grammar.gbnf.lark import MAX_RULES, to_lark
-from gguf_mtp.grammar.gbnf.nodes import Chars, Choice, Many, Node, Ref, Seq, Text
+from gguf_mtp.grammar.gbnf.nodes import Alternatives, Chars, Many, Node, Ref, Seq, Text
 from gguf_mtp.grammar.gbnf.parser import Parser
 from tests.support.words import CALL, END, SEP, STOP, grammars, may_follow
 
@@ -97,7 +97,7 @@ def matches(node: Node, rules: dict[str, Node], text: str, at: int) -> set[int]:
             for inner in nodes:
                 ends = {end for start in ends for end in matches(inner, rules, text, start)}
             return ends
-        case Choice(nodes):
+        case Alternatives(nodes):
             return {end for inner in nodes for end in matches(inner, rules, text, at)}
         case Many(inner, least, most):
             found, ends = set(), {at}

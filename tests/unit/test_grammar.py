@@ -13,7 +13,7 @@ from gguf_mtp.errors import RequestError
 from gguf_mtp.grammar.json_schema import compile_schema
 from gguf_mtp.grammar.matching import quoted
 from gguf_mtp.params import SamplingParams
-from gguf_mtp.sampling.chain import Chain
+from gguf_mtp.sampling.chain import SamplingChain
 from gguf_mtp.sampling.verify import verify
 from gguf_mtp.types import Draft
 from tests.support.sampled_laws import excess
@@ -184,7 +184,7 @@ def exact(rows: np.ndarray, temperature: float) -> dict[tuple[int, ...], float]:
     return found
 
 
-def drafted_path(chain: Chain, rows: np.ndarray, guesses: np.ndarray) -> tuple[int, ...]:
+def drafted_path(chain: SamplingChain, rows: np.ndarray, guesses: np.ndarray) -> tuple[int, ...]:
     """One answer in rounds of two drafted tokens, which come from the rows of `guesses`."""
     path: list[int] = []
     while not path or path[-1] not in (END, STOP):
@@ -210,7 +210,8 @@ def test_drafted_and_judged_tokens_follow_the_masked_softmax() -> None:
     guesses = rows + rng.normal(size=rows.shape).astype(np.float32)
     params = SamplingParams(temperature=1.3, top_k=0, top_p=1.0, min_p=0.0)
     seen = Counter(
-        drafted_path(Chain(params, (), LETTERS.follow(), rng), rows, guesses) for _ in range(4_000)
+        drafted_path(SamplingChain(params, (), LETTERS.follow(), rng), rows, guesses)
+        for _ in range(4_000)
     )
     assert excess(seen, exact(rows, 1.3)) < 1
     assert excess(seen, exact(rows, 1.0)) > 1  # what it can tell apart
@@ -223,7 +224,7 @@ def test_the_mask_comes_before_the_filters() -> None:
     logits[[ord("a"), ord("b"), ord("c")]] = 1, 0, -1
     follower = GRAMMARS.compile("start: /[a-c]/").follow()
     params = SamplingParams(temperature=1.0, top_k=2, top_p=1.0, min_p=0.0)
-    law = Chain(params, (), follower).law(logits)
+    law = SamplingChain(params, (), follower).law(logits)
     assert list(law.ids) == [ord("a"), ord("b")]
     np.testing.assert_allclose(law.probs, [np.e / (np.e + 1), 1 / (np.e + 1)], rtol=1e-6)
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from gguf_mtp.cli.inspect import inspect
 from gguf_mtp.errors import LoadFailed, UnsupportedModel
 from gguf_mtp.gguf import model_facts
-from gguf_mtp.loading.select import Wishes, line_up
+from gguf_mtp.loading.select import DraftOptions, select_drafters
 from tests.support.gguf_files import Model, header, value
 from tests.unit.test_sidefile import side, trunk
 
@@ -101,4 +101,4 @@ def test_a_draft_head_is_refused_by_name(tmp_path: Path, arch: str, name: str) -
             read(path)
     model = model_facts.read(trunk(tmp_path / "model.gguf"))
     with pytest.raises(UnsupportedModel, match=f"head.gguf is {name} head"):
-        line_up(model, Wishes("auto", path, False))
+        select_drafters(model, DraftOptions("auto", path, False))

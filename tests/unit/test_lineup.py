@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from test_sidefile import side, trunk
 
-from gguf_mtp.drafters.registry import NAMES, wished
+from gguf_mtp.drafters.registry import NAMES, parse_drafters
 from gguf_mtp.errors import RequestError, UnsupportedModel
 from gguf_mtp.gguf import model_facts
-from gguf_mtp.loading.select import Lineup, Wishes, line_up
+from gguf_mtp.loading.select import DrafterSelection, DraftOptions, select_drafters
 from tests.support.gguf_files import Model
 
 
@@ -38,8 +38,8 @@ def other_model(path: Path, change: Callable[[Model], object] = lambda _: None) 
 
 def lined_up(
     model: Path, draft: str = "auto", file: Path | None = None, is_fixed: bool = False
-) -> Lineup:
-    return line_up(model_facts.read(model), Wishes(draft, file, is_fixed))
+) -> DrafterSelection:
+    return select_drafters(model_facts.read(model), DraftOptions(draft, file, is_fixed))
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def lined_up(
     [("auto", None), ("off", ()), ("mtp", ("mtp",)), ("ngram, mtp", ("ngram", "mtp"))],
 )
 def test_wishes_are_read(text: str, names: tuple[str, ...] | None) -> None:
-    assert wished(text) == names
+    assert parse_drafters(text) == names
 
 
 @pytest.mark.parametrize(
@@ -64,12 +64,12 @@ def test_wishes_are_read(text: str, names: tuple[str, ...] | None) -> None:
 )
 def test_other_words_are_refused(text: str, why: str) -> None:
     with pytest.raises(RequestError, match=why):
-        wished(text)
+        parse_drafters(text)
 
 
 def test_auto_takes_the_block_and_copies_beside_it(tmp_path: Path) -> None:
     found = lined_up(whole(tmp_path / "a.gguf"))
-    assert found == Lineup(("ngram", "mtp"))
+    assert found == DrafterSelection(("ngram", "mtp"))
     assert found.uses_own_block
 
 
@@ -79,16 +79,16 @@ def test_a_fixed_length_is_the_blocks_alone(tmp_path: Path) -> None:
 
 
 def test_a_model_without_a_block_copies(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert lined_up(trunk(tmp_path / "a.gguf")) == Lineup(("ngram",))
+    assert lined_up(trunk(tmp_path / "a.gguf")) == DrafterSelection(("ngram",))
     assert caplog.messages == ["drafting by n-gram lookup only: the file has no MTP block"]
 
 
 def test_what_is_named_is_taken_in_its_order(tmp_path: Path) -> None:
     model = whole(tmp_path / "a.gguf")
     assert lined_up(model, "mtp,ngram").names == ("mtp", "ngram")
-    assert lined_up(model, "ngram") == Lineup(("ngram",))
+    assert lined_up(model, "ngram") == DrafterSelection(("ngram",))
     assert not lined_up(model, "ngram").uses_own_block
-    assert lined_up(model, "off") == Lineup()
+    assert lined_up(model, "off") == DrafterSelection()
     draft = other_model(tmp_path / "b.gguf")
     found = lined_up(model, "model,ngram,mtp", draft)
     assert found.names == ("model", "ngram", "mtp")
@@ -112,7 +112,7 @@ def test_what_is_named_and_cannot_be_is_an_error(tmp_path: Path) -> None:
 
 
 def test_off_opens_no_other_file(tmp_path: Path) -> None:
-    assert lined_up(trunk(tmp_path / "a.gguf"), "off", tmp_path / "missing") == Lineup()
+    assert lined_up(trunk(tmp_path / "a.gguf"), "off", tmp_path / "missing") == DrafterSelection()
 
 
 def test_the_header_tells_a_block_from_a_model(tmp_path: Path) -> None:
@@ -180,4 +180,4 @@ def test_the_first_difference_of_the_vocabularies_is_named(
 
 
 def test_every_name_is_a_drafters() -> None:
-    assert wished(",".join(NAMES)) == NAMES
+    assert parse_drafters(",".join(NAMES)) == NAMES

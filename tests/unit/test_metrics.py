@@ -9,7 +9,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from gguf_mtp.depth import DepthReport
-from gguf_mtp.engine.observers import Load, Part, RoundReport
+from gguf_mtp.engine.observers import EngineLoad, RoundReport, SequenceReport
 from gguf_mtp.telemetry.histogram import Histogram
 from gguf_mtp.telemetry.metrics import Answered, Metrics, Now
 from tests.support.fakes import FakeMtp, FakeTarget
@@ -31,22 +31,22 @@ def values(metrics: Metrics, now: Now = NOW) -> dict[str, float]:
     return found
 
 
-def drafting(n_drafted: int, n_judged: int, n_accepted: int, n_committed: int) -> Part:
-    return Part(1, 4, "", "mtp", n_drafted, n_judged, n_accepted, n_committed)
+def drafting(n_drafted: int, n_judged: int, n_accepted: int, n_committed: int) -> SequenceReport:
+    return SequenceReport(1, 4, "", "mtp", n_drafted, n_judged, n_accepted, n_committed)
 
 
 def test_rounds_by_hand() -> None:
     metrics = Metrics()
-    metrics.round(RoundReport([], Load(7, 7, 0), 0.3, 0.0, 0.01))
-    metrics.round(RoundReport([drafting(3, 2, 1, 2)], Load(0, 9, 0), 0.02, 0.004, 0.001))
+    metrics.round(RoundReport([], EngineLoad(7, 7, 0), 0.3, 0.0, 0.01))
+    metrics.round(RoundReport([drafting(3, 2, 1, 2)], EngineLoad(0, 9, 0), 0.02, 0.004, 0.001))
     metrics.round(
         RoundReport(
             [
                 drafting(2, 2, 2, 3),
-                Part(2, 0, "measured", "", 0, 0, 0, 1),
-                Part(3, 9, "", "ngram", 8, 1, 0, 1),
+                SequenceReport(2, 0, "measured", "", 0, 0, 0, 1),
+                SequenceReport(3, 9, "", "ngram", 8, 1, 0, 1),
             ],
-            Load(0, 15, 0),
+            EngineLoad(0, 15, 0),
             0.04,
             0.006,
             0.002,
@@ -153,7 +153,7 @@ def test_the_depth_decisions_estimate() -> None:
         DepthReport(40.0, 2, 1.5, (0.9,), None),
     ]
     metrics = Metrics(lambda: reports.pop(0))
-    report = RoundReport([drafting(3, 2, 1, 2)], Load(0, 9, 0), 0.02, 0.0, 0.0)
+    report = RoundReport([drafting(3, 2, 1, 2)], EngineLoad(0, 9, 0), 0.02, 0.0, 0.0)
     for _ in range(5):
         metrics.round(report)  # within a second: asked once
     assert "estimated_speed_up" not in values(metrics)

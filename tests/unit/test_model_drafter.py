@@ -7,15 +7,15 @@ import pytest
 from gguf_mtp.drafters.draft_model import ModelDrafter
 from gguf_mtp.errors import DecodeError
 from gguf_mtp.params import SamplingParams
-from gguf_mtp.sampling.chain import Chain
-from gguf_mtp.types import Ask, Limit
+from gguf_mtp.sampling.chain import SamplingChain
+from gguf_mtp.types import Ask, DraftLimit
 from tests.support.fakes import N_VOCAB, FakeTarget, logits_after
 
-GREEDY = Chain(SamplingParams(temperature=0))
+GREEDY = SamplingChain(SamplingParams(temperature=0))
 
 
 def ask(tokens: list[int], n: int, seq: int = 0) -> Ask:
-    return Ask(seq, tokens, Limit(n), GREEDY)
+    return Ask(seq, tokens, DraftLimit(n), GREEDY)
 
 
 def shapes(model: FakeTarget) -> list[list[tuple[int, int]]]:
@@ -79,10 +79,10 @@ def test_a_failed_decode_leaves_certain_rows_only(n: int) -> None:
 
 
 def test_drafts_carry_the_law_they_were_drawn_from_after_what_was_drafted() -> None:
-    chain = Chain(SamplingParams(1.2, 0, 1.0, 0.0, seed=1))
+    chain = SamplingChain(SamplingParams(1.2, 0, 1.0, 0.0, seed=1))
     drafter = ModelDrafter(FakeTarget(1), 512)
     tokens = [3, 1, 4]
-    [draft] = drafter.propose([Ask(0, tokens, Limit(3), chain)])
+    [draft] = drafter.propose([Ask(0, tokens, DraftLimit(3), chain)])
     prefix = list(tokens)
     for token, law in zip(draft.tokens, draft.laws, strict=True):
         expected = chain.look(logits_after(prefix), prefix[3:])[0]

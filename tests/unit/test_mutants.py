@@ -14,7 +14,7 @@ import pytest
 
 from gguf_mtp.converters.checkpoint import Checkpoint
 from gguf_mtp.converters.convert import ConvertOptions, plan
-from gguf_mtp.converters.from_config import announced
+from gguf_mtp.converters.from_config import facts_from_config
 from gguf_mtp.demo import CHECKPOINT
 from gguf_mtp.errors import GgufMtpError
 
@@ -73,7 +73,7 @@ def test_any_value_in_the_configuration(copy: Path, place: tuple[str, ...]) -> N
         inner[place[-1]] = value
         path.write_text(json.dumps(changed))
         said[repr(value)] = ends_in_words(convert)
-        ends_in_words(lambda: announced(path, "q8_0"))
+        ends_in_words(lambda: facts_from_config(path, "q8_0"))
     is_count = place[-1].startswith(("num_", "n_", "hidden_size"))
     if is_count and place[-1] != "num_key_value_heads":  # which nothing reads
         assert "config.json" in said["[1]"]

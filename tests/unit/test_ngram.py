@@ -9,17 +9,17 @@ import pytest
 
 from gguf_mtp.drafters.ngram import LONGEST, N_CANDIDATES, SIZES, NgramDrafter
 from gguf_mtp.params import SamplingParams
-from gguf_mtp.sampling.chain import Chain
-from gguf_mtp.types import Ask, Draft, Limit, Rows
+from gguf_mtp.sampling.chain import SamplingChain
+from gguf_mtp.types import Ask, Draft, DraftLimit, Rows
 
-GREEDY = Chain(SamplingParams(temperature=0))
+GREEDY = SamplingChain(SamplingParams(temperature=0))
 A, B, C, D, E, F, G, H, X, Y = range(10)
 
 
 def draft(tokens: list[int], n: int = 4) -> Draft:
     drafter = NgramDrafter(1)
     drafter.observe([Rows(0, 0, tokens[:-1])])
-    return drafter.propose([Ask(0, tokens, Limit(n), GREEDY)])[0]
+    return drafter.propose([Ask(0, tokens, DraftLimit(n), GREEDY)])[0]
 
 
 def test_what_followed_before_is_drafted() -> None:
@@ -64,14 +64,14 @@ def test_only_what_is_left_after_a_rewind_is_found() -> None:
     drafter.rewind(0, 5)  # A B C D A
     tokens = [A, B, C, D, A, B]
     drafter.observe([Rows(0, 4, tokens[4:-1])])
-    [found] = drafter.propose([Ask(0, tokens, Limit(2), GREEDY)])
+    [found] = drafter.propose([Ask(0, tokens, DraftLimit(2), GREEDY)])
     assert found.tokens == [C, D]
 
 
 def test_sequences_do_not_see_each_other() -> None:
     drafter = NgramDrafter(2)
     drafter.observe([Rows(0, 0, [A, B, C, D]), Rows(1, 0, [E, F])])
-    [found] = drafter.propose([Ask(1, [E, F, A, B], Limit(2), GREEDY)])
+    [found] = drafter.propose([Ask(1, [E, F, A, B], DraftLimit(2), GREEDY)])
     assert not found.tokens
 
 
@@ -111,7 +111,7 @@ def test_the_index_finds_what_a_search_of_the_text_finds(seed: int) -> None:
             del tokens[n:]
         tokens.append(rng.randrange(n_vocab))
         drafter.observe([Rows(0, len(tokens) - 2, tokens[-2:-1])])
-        [found] = drafter.propose([Ask(0, tokens, Limit(6), GREEDY)])
+        [found] = drafter.propose([Ask(0, tokens, DraftLimit(6), GREEDY)])
         assert list(found.tokens) == brute_force(tokens, 6)
         n_found += bool(found.tokens)
     assert n_found > 20
@@ -132,7 +132,7 @@ def test_a_token_costs_the_same_in_a_long_text() -> None:
             for _ in range(20):
                 tokens.append(rng.randrange(50))
                 drafter.observe([Rows(0, len(tokens) - 2, tokens[-2:-1])])
-                drafter.propose([Ask(0, tokens, Limit(8), GREEDY)])
+                drafter.propose([Ask(0, tokens, DraftLimit(8), GREEDY)])
             best = min(best, (time.perf_counter() - start) / 20)
         return best
 

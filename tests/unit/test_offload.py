@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gguf_mtp.gguf.bytes_per_token import expert_share, is_routed, layer_of
 from gguf_mtp.offload import CPU, Device, Host, Machine, Subject, fit
-from gguf_mtp.offload.directives import directives
+from gguf_mtp.offload.directives import load_params
 from gguf_mtp.offload.predict import ACCEPTANCE, predict, seconds
 from tests.support.placements import (
     MIB,
@@ -43,7 +43,7 @@ def test_llama_cpp_s_rules_give_the_plan(what: Subject, where: Machine) -> None:
     """What llama.cpp makes of the directives is the plan, tensor by tensor and cache by cache."""
     plan = fit(what, where)
     n_blocks = what.facts.n_layer + what.facts.n_mtp
-    places, layers, head = llama_cpp_places(directives(plan, n_blocks), plan, n_blocks)
+    places, layers, head = llama_cpp_places(load_params(plan, n_blocks), plan, n_blocks)
     assert places == {t.name: t.device for t in plan.tensors}
     if "output.weight" not in {t.name for t in what.facts.tensors} and plan.head != CPU:
         assert head == plan.head  # a tied output has no name of its own

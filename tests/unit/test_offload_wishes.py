@@ -14,7 +14,7 @@ from gguf_mtp.errors import RequestError
 from gguf_mtp.gguf.bytes_per_token import is_routed, layer_of
 from gguf_mtp.offload import CPU, Contexts, Host, Machine, Subject, fit, parse_devices, parse_host
 from gguf_mtp.offload.advice import largest_context, memory_advice, refusal, thrashes
-from gguf_mtp.offload.directives import directives
+from gguf_mtp.offload.directives import load_params
 from gguf_mtp.offload.machine import parse_size
 from gguf_mtp.offload.manual import ByHand, manual
 from gguf_mtp.offload.report import document, rows
@@ -51,7 +51,7 @@ def test_llama_cpp_s_rules_give_the_plan_by_hand(
         n_gpu_layers = 0
     plan = manual(what, where, ByHand(n_gpu_layers, cpu_moe=cpu_moe))
     n_blocks = what.facts.n_layer + what.facts.n_mtp
-    places, layers, _ = llama_cpp_places(directives(plan, n_blocks), plan, n_blocks)
+    places, layers, _ = llama_cpp_places(load_params(plan, n_blocks), plan, n_blocks)
     assert places == {t.name: t.device for t in plan.tensors}
     assert tuple(layers[: len(plan.layers)]) == plan.layers
 
@@ -192,13 +192,13 @@ def test_the_announced_model_is_the_converted_one(tmp_path: Path) -> None:
 
     from gguf_mtp.bench.synthetic import holes, layout, write
     from gguf_mtp.converters.convert import ConvertOptions, plan
-    from gguf_mtp.converters.from_config import announced
+    from gguf_mtp.converters.from_config import facts_from_config
     from gguf_mtp.demo import CHECKPOINT
 
     config = json.loads((CHECKPOINT / "config.json").read_text())
     folder = write(tmp_path / "checkpoint", config, layout(config), holes)
     for kind in ("q4_k_m", "q8_0"):
-        found = announced(folder / "config.json", kind)
+        found = facts_from_config(folder / "config.json", kind)
         with plan(folder, ConvertOptions(kind)) as job:
             expected = [(t.tensor.name, t.type.name, t.n_bytes) for t in job.tensors]
         assert [(t.name, t.type, t.n_bytes) for t in found.tensors] == expected

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gguf_mtp.answers.token_sources import Origin, Origins
+from gguf_mtp.answers.token_sources import TokenSource, TokenSources
 from gguf_mtp.types import Chunk
 from tests.support.chat_formats import CHATML, V31
 from tests.support.fakes import FakeTarget
@@ -17,7 +17,7 @@ from tests.unit.test_engine import GREEDY, engine_of
 
 
 def test_tokens_come_one_by_one_with_their_source() -> None:
-    origins = Origins()
+    origins = TokenSources()
     told = []
     for chunk in (
         Chunk(1, [], 0),
@@ -28,26 +28,26 @@ def test_tokens_come_one_by_one_with_their_source() -> None:
         for part in origins.split(chunk):
             told.append((list(part.tokens), part.n_from_draft, part.finish_reason, origins.take()))
     assert told == [
-        ([], 0, None, Origin("target", 0, 0, 0, 0)),
-        ([5], 1, None, Origin("mtp", 1, 1, 3, 2)),
-        ([6], 1, None, Origin("mtp", 1, 0, 0, 0)),
-        ([7], 0, None, Origin("target", 1, 0, 0, 0)),
-        ([8], 0, None, Origin("target", 1, 1, 0, 0)),
-        ([9], 1, None, Origin("ngram", 1, 1, 8, 2)),
-        ([4], 1, "stop", Origin("ngram", 1, 0, 0, 0)),
+        ([], 0, None, TokenSource("target", 0, 0, 0, 0)),
+        ([5], 1, None, TokenSource("mtp", 1, 1, 3, 2)),
+        ([6], 1, None, TokenSource("mtp", 1, 0, 0, 0)),
+        ([7], 0, None, TokenSource("target", 1, 0, 0, 0)),
+        ([8], 0, None, TokenSource("target", 1, 1, 0, 0)),
+        ([9], 1, None, TokenSource("ngram", 1, 1, 8, 2)),
+        ([4], 1, "stop", TokenSource("ngram", 1, 0, 0, 0)),
     ]
 
 
 def test_an_empty_end_stays_one() -> None:
     end = Chunk(1, [], 0, "stop", source="mtp", n_drafted=2)
-    assert list(Origins().split(end)) == [end]
+    assert list(TokenSources().split(end)) == [end]
 
 
 def test_what_is_held_back_counts_with_the_next() -> None:
-    origins = Origins()
+    origins = TokenSources()
     for _ in origins.split(Chunk(1, [5, 6], 1, source="mtp", n_drafted=2)):
         pass
-    assert origins.take() == Origin("target", 2, 1, 2, 1)
+    assert origins.take() == TokenSource("target", 2, 1, 2, 1)
 
 
 def test_an_engines_chunks_say_what_was_drafted() -> None:

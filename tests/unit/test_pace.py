@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from gguf_mtp.engine.prefill_chunk import Pace
+from gguf_mtp.engine.prefill_chunk import PrefillChunker
 
 
 def settle(rows_per_s: float, is_alone: bool, n_batch: int = 512) -> tuple[int, float]:
     """Rows and seconds of the chunk that a machine of this speed ends up with."""
-    pace, n = Pace(n_batch), 0
+    pace, n = PrefillChunker(n_batch), 0
     for _ in range(12):
         n = pace.n_rows(is_alone)
         pace.see(n, n / rows_per_s)
@@ -24,17 +24,17 @@ def test_a_chunk_takes_about_a_second(rows_per_s: float) -> None:
 
 def test_a_fast_machine_fills_its_batch_and_a_slow_one_stays_at_the_floor() -> None:
     assert settle(1e6, is_alone=True)[0] == 512
-    assert settle(1.0, is_alone=False)[0] == Pace.FLOOR
-    assert settle(1.0, is_alone=True)[0] == Pace.FLOOR_ALONE
+    assert settle(1.0, is_alone=False)[0] == PrefillChunker.FLOOR
+    assert settle(1.0, is_alone=True)[0] == PrefillChunker.FLOOR_ALONE
     assert settle(1.0, is_alone=True, n_batch=16)[0] == 16
 
 
 def test_the_first_chunk_is_small_whatever_the_machine() -> None:
-    assert Pace(512).n_rows(is_alone=True) == Pace.FIRST
+    assert PrefillChunker(512).n_rows(is_alone=True) == PrefillChunker.FIRST
 
 
 def test_the_short_end_of_a_prompt_says_nothing_about_speed() -> None:
-    pace = Pace(512)
+    pace = PrefillChunker(512)
     pace.see(64, 0.1)
     before = pace.n_rows(False)
     pace.see(1, 0.9)

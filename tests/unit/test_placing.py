@@ -10,15 +10,15 @@ import pytest
 from gguf_mtp.cli.placement_options import PlacementArgs, Switch
 from gguf_mtp.errors import RequestError
 from gguf_mtp.loading.loader import LoadOptions
-from gguf_mtp.offload.options import Placement
+from gguf_mtp.offload.options import PlacementOptions
 
 
-def placed(**options: Any) -> Placement:
+def placed(**options: Any) -> PlacementOptions:
     return PlacementArgs(**options).placement()
 
 
 def test_nothing_said_is_a_plan() -> None:
-    assert placed() == Placement()
+    assert placed() == PlacementOptions()
     assert placed().hand.is_empty
 
 
@@ -41,7 +41,7 @@ def test_options_become_wishes() -> None:
         mlock=True,
         allow_thrash=True,
     )
-    assert found == Placement(
+    assert found == PlacementOptions(
         n_gpu_layers=12,
         draft_ngl=0,
         devices=("CUDA1", "CUDA0"),
@@ -116,4 +116,4 @@ def test_contradictions_are_sentences(options: dict[str, Any], says: str) -> Non
 @pytest.mark.parametrize("wishes", [{"cache_k": "q8_0", "cache_v": "q8_0"}, {"flash": "on"}])
 def test_strict_has_a_cache_of_its_own(wishes: dict[str, Any]) -> None:
     with pytest.raises(RequestError, match="--strict uses an F32 KV cache"):
-        LoadOptions(strict=True, placement=dataclasses.replace(Placement(), **wishes))
+        LoadOptions(strict=True, placement=dataclasses.replace(PlacementOptions(), **wishes))

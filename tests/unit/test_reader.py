@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from gguf_mtp.answers.parse import Delta, End, Failure, News, Reader, Reading
+from gguf_mtp.answers.parse import AnswerEvent, AnswerParser, Delta, End, Failure, ParseOptions
 from gguf_mtp.chat.tool_calls import CallArguments, CallStart
 from gguf_mtp.stats import Stats
 from gguf_mtp.types import Chunk
@@ -21,10 +21,12 @@ def piece(token: int) -> bytes:
     return VOCAB.text([token]).encode() if token >= 256 else bytes([token])
 
 
-def read(text: str, sizes: list[int], finish: str = "stop", **options) -> tuple[list[News], bool]:
+def read(
+    text: str, sizes: list[int], finish: str = "stop", **options
+) -> tuple[list[AnswerEvent], bool]:
     """The news of an answer that comes in chunks; whether its reader stopped the engine."""
-    news: list[News] = []
-    reader = Reader(Reading(options.pop("piece", piece), **options), news.append)
+    news: list[AnswerEvent] = []
+    reader = AnswerParser(ParseOptions(options.pop("piece", piece), **options), news.append)
     tokens = VOCAB.tokenize(text, add_special=False)
     while tokens:
         size = sizes.pop(0) if sizes else len(tokens)
@@ -39,7 +41,7 @@ def read(text: str, sizes: list[int], finish: str = "stop", **options) -> tuple[
     return news, False
 
 
-def whole(news: list[News]) -> tuple[str, str, list[int], End]:
+def whole(news: list[AnswerEvent]) -> tuple[str, str, list[int], End]:
     *deltas, end = news
     assert isinstance(end, End)
     assert all(isinstance(delta, Delta) for delta in deltas)
@@ -108,8 +110,8 @@ def test_markers_that_nobody_looks_for_are_what_the_vocabulary_says() -> None:
 
 
 def test_a_failure_is_told() -> None:
-    news: list[News] = []
-    reader = Reader(Reading(piece), news.append)
+    news: list[AnswerEvent] = []
+    reader = AnswerParser(ParseOptions(piece), news.append)
     error = RuntimeError("x")
     reader.fail(error)
     assert news == [Failure(error)]

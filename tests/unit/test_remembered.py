@@ -12,7 +12,7 @@ from gguf_mtp.depth import DepthOptions, depth_for
 from gguf_mtp.errors import RequestError
 from gguf_mtp.loading import depth_cache
 from gguf_mtp.loading.loader import LoadOptions, physical_cores
-from gguf_mtp.offload.options import Placement
+from gguf_mtp.offload.options import PlacementOptions
 
 
 def test_only_the_newest_states_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,7 +26,7 @@ def test_only_the_newest_states_stay(tmp_path: Path, monkeypatch: pytest.MonkeyP
     os.utime(left, (1000, 1000))
     fresh.write_text("half")
     new = depth_cache.file_for(tmp_path, "model", 2)
-    depth_cache.remember(depth_for(DepthOptions(0, 4, 0.0)), new)  # type: ignore[arg-type]
+    depth_cache.save_depth(depth_for(DepthOptions(0, 4, 0.0)), new)  # type: ignore[arg-type]
     assert sorted(tmp_path.glob("*.json")) == sorted([*old[-depth_cache.N_KEPT + 1 :], new])
     assert not left.exists()
     assert fresh.exists()  # perhaps another run is writing it
@@ -54,5 +54,5 @@ def test_cores_where_there_is_no_affinity(
 @pytest.mark.parametrize("kind", ["cache_k", "cache_v"])
 def test_strict_refuses_either_quantised_cache(kind: str) -> None:
     with pytest.raises(RequestError, match="--strict uses an F32 KV cache"):
-        LoadOptions(strict=True, placement=Placement(**{kind: "q4_0"}))  # type: ignore[arg-type]
-    LoadOptions(strict=True, placement=Placement(cache_k="f32", cache_v="f32"))
+        LoadOptions(strict=True, placement=PlacementOptions(**{kind: "q4_0"}))  # type: ignore[arg-type]
+    LoadOptions(strict=True, placement=PlacementOptions(cache_k="f32", cache_v="f32"))

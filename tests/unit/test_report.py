@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from gguf_mtp.cli import stats_lines
 from gguf_mtp.depth import AutoDepth, DepthOptions, FixedDepth
-from gguf_mtp.depth.protocol import Judged, Room, Round
+from gguf_mtp.depth.protocol import DraftRequest, DraftResult, RoundFeedback
 from gguf_mtp.stats import Stats
 
 STATS = Stats(
@@ -80,10 +80,12 @@ def test_the_line_under_an_answer() -> None:
 def run(depth: AutoDepth, target_s: dict[int, float], every: int) -> None:
     """200 rounds; in one out of `every`, all that was drafted is accepted, else nothing."""
     for i in range(200):
-        [limit] = depth.choose([Room(0, 8)])
+        [limit] = depth.choose([DraftRequest(0, 8)])
         n_accepted = limit.n if i % every == 0 else 0
-        judged = Judged(0, [0.9] * limit.n, n_accepted, min(n_accepted + 1, limit.n))
-        depth.record(Round([judged], 1 + limit.n, 0, 50, target_s[1 + limit.n], 0.001 * limit.n, 0))
+        judged = DraftResult(0, [0.9] * limit.n, n_accepted, min(n_accepted + 1, limit.n))
+        depth.record(
+            RoundFeedback([judged], 1 + limit.n, 0, 50, target_s[1 + limit.n], 0.001 * limit.n, 0)
+        )
 
 
 def test_the_decision_names_speed_gain_or_the_reason_against() -> None:
@@ -100,8 +102,8 @@ def test_the_decision_names_speed_gain_or_the_reason_against() -> None:
 
     copies = AutoDepth(DepthOptions(draft_max=2))
     for n_accepted in (1, 0, 0, 1) * 10:
-        offers = [Judged(0, [0.5], n_accepted, 1, "ngram")]
-        copies.record(Round([], 1, 0, 50, 0.1, 0.0, 0.0, offers))
+        offers = [DraftResult(0, [0.5], n_accepted, 1, "ngram")]
+        copies.record(RoundFeedback([], 1, 0, 50, 0.1, 0.0, 0.0, offers))
     assert stats_lines.decision_lines(copies)[1:] == [
         "        drafting by n-gram lookup only",
         "        copies with a correct first token: 50 %",

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import pytest
 
 from gguf_mtp.depth import FixedDepth
-from gguf_mtp.depth.protocol import Room, Round
+from gguf_mtp.depth.protocol import DraftRequest, RoundFeedback
 from gguf_mtp.drafters.mtp import MtpDrafter
 from gguf_mtp.drafters.ngram import NgramDrafter
 from gguf_mtp.engine.engine import Engine
-from gguf_mtp.engine.request import Request, Slot, Times, Turn
-from gguf_mtp.engine.skip_rounds import Resting
-from gguf_mtp.types import Limit
+from gguf_mtp.engine.request import Request, RoundTimes, SequenceStep, Slot
+from gguf_mtp.engine.skip_rounds import SkipRounds
+from gguf_mtp.types import DraftLimit
 from tests.support.fakes import FakeMtp, FakeTarget
 from tests.unit.test_engine import GREEDY, NO_END, collect, greedy
 from tests.unit.test_rounds import watched
@@ -29,21 +29,21 @@ class Sleepy(FixedDepth):
         super().__init__(n)
         self.every, self.longest = every, rest
         self.asked: list[tuple[int, ...]] = []
-        self.rounds: list[Round] = []
+        self.rounds: list[RoundFeedback] = []
         self.is_calm = True
 
     @property
     def rest(self) -> int:
         return self.longest if self.is_calm else 0
 
-    def choose(self, rooms: Sequence[Room]) -> list[Limit]:
+    def choose(self, rooms: Sequence[DraftRequest]) -> list[DraftLimit]:
         self.asked.append(tuple(room.seq for room in rooms))
         self.is_calm = len(self.asked) % self.every > 0
         if self.is_calm:
-            return [Limit(0, (), "asleep")] * len(rooms)
+            return [DraftLimit(0, (), "asleep")] * len(rooms)
         return super().choose(rooms)
 
-    def record(self, round_: Round) -> None:
+    def record(self, round_: RoundFeedback) -> None:
         self.rounds.append(round_)
 
 
@@ -116,13 +116,13 @@ def test_another_request_in_the_same_place_ends_a_rest() -> None:
 )
 def test_a_rest_is_as_long_as_makes_deciding_cheap(cost_s: float, n_rounds: int) -> None:
     """Half a percent of rounds of 10 ms are 50 us a round."""
-    resting = Resting()
-    turn = Turn(Slot(0), Request(1, [1], GREEDY, 9))
-    turn.limit = Limit(0)
+    resting = SkipRounds()
+    turn = SequenceStep(Slot(0), Request(1, [1], GREEDY, 9))
+    turn.limit = DraftLimit(0)
     resting.begin([turn], 31, cost_s, 0.01)
     passed = 0
     while resting.goes_on([turn]):
-        resting.see(Times(0.0, 0.01, {"mtp": 0.001}), 0.011)
+        resting.see(RoundTimes(0.0, 0.01, {"mtp": 0.001}), 0.011)
         passed += 1
     assert passed == n_rounds
     told = resting.told()

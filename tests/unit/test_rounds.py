@@ -9,7 +9,7 @@ import pytest
 
 from gguf_mtp.depth import FixedDepth
 from gguf_mtp.engine.engine import CACHE_FULL, Engine
-from gguf_mtp.engine.observers import Fallback, Part, RoundReport
+from gguf_mtp.engine.observers import Fallback, RoundReport, SequenceReport
 from tests.support.fakes import FakeMtp, FakeTarget
 from tests.unit.test_engine import GREEDY, NO_END, collect, engine_of, greedy
 
@@ -68,7 +68,7 @@ def test_times_and_load() -> None:
         engine.submit(prompt, GREEDY, 6)
     engine.step()
     assert seen.rounds[0].load == (2, 3, 1)
-    assert seen.rounds[0].parts == [Part(1, 0, "first token", "", 0, 0, 0, 1)]
+    assert seen.rounds[0].parts == [SequenceReport(1, 0, "first token", "", 0, 0, 0, 1)]
     while not engine.is_idle:
         engine.step()
     assert next(r.load.n_waiting for r in seen.rounds if 2 in {p.request for p in r.parts}) == 0

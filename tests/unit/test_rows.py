@@ -9,7 +9,7 @@ import pytest
 
 from gguf_mtp.converters.checkpoint import Checkpoint
 from gguf_mtp.converters.row_reader import RowReader, e4m3_table
-from gguf_mtp.converters.tensors import Piece, Weight
+from gguf_mtp.converters.tensors import SourceRows, Weight
 from gguf_mtp.errors import ConversionError
 from tests.support.checkpoints import Entry, write
 
@@ -57,7 +57,7 @@ def test_fp8_rows(tmp_path: Path, row: int, n_rows: int, transposed: bool) -> No
     folder = write(tmp_path / "c", {}, [FP8, SCALE], fp8_bytes)
     with Checkpoint(folder) as checkpoint:
         weight = Weight(checkpoint.tensors["w"], checkpoint.tensors["w_scale_inv"], (128, 128))
-        piece = Piece(weight, row, n_rows, transposed)
+        piece = SourceRows(weight, row, n_rows, transposed)
         out = np.empty(piece.shape, np.float32)
         RowReader(checkpoint).read(piece, np.empty(1 << 17, np.uint8), out)
     wanted = whole[row : row + n_rows]
@@ -75,7 +75,7 @@ def test_float_rows(tmp_path: Path, dtype: str) -> None:
     folder = write(tmp_path / "c", {}, [Entry("w", dtype, (2, 3))], lambda _: raw)
     with Checkpoint(folder) as checkpoint:
         out = np.empty((1, 3), np.float32)
-        piece = Piece(Weight(checkpoint.tensors["w"]), 1, 1)
+        piece = SourceRows(Weight(checkpoint.tensors["w"]), 1, 1)
         RowReader(checkpoint).read(piece, np.empty(64, np.uint8), out)
     np.testing.assert_array_equal(out, values[1:])
 
@@ -84,7 +84,7 @@ def test_odd_fp8_row(tmp_path: Path) -> None:
     folder = write(tmp_path / "c", {}, [Entry("w", "F8_E4M3", (1, 3))], lambda _: b"\x38\x40\xb8")
     with Checkpoint(folder) as checkpoint:
         out = np.empty((1, 3), np.float32)
-        piece = Piece(Weight(checkpoint.tensors["w"]), 0, 1)
+        piece = SourceRows(Weight(checkpoint.tensors["w"]), 0, 1)
         RowReader(checkpoint).read(piece, np.empty(64, np.uint8), out)
     assert out.tolist() == [[1, 2, -1]]
 
@@ -94,7 +94,7 @@ def test_nan_is_an_error(tmp_path: Path, value: float) -> None:
     raw = np.array([1, value, -value, 2], np.float32).tobytes()
     folder = write(tmp_path / "c", {}, [Entry("w", "F32", (4,))], lambda _: raw)
     with Checkpoint(folder) as checkpoint:
-        piece = Piece(Weight(checkpoint.tensors["w"]), 0, 1)
+        piece = SourceRows(Weight(checkpoint.tensors["w"]), 0, 1)
         with pytest.raises(ConversionError, match="w holds a NaN or an infinity"):
             RowReader(checkpoint).read(piece, np.empty(64, np.uint8), np.empty((1, 4), np.float32))
 
@@ -111,7 +111,7 @@ def test_fp8_that_is_not_finite(tmp_path: Path, code: int, scale: float, is_fini
     with Checkpoint(folder) as checkpoint:
         weight = Weight(checkpoint.tensors["w"], checkpoint.tensors["w_scale_inv"], (128, 128))
         out = np.empty((2, 4), np.float32)
-        reader, piece, raw = RowReader(checkpoint), Piece(weight, 0, 2), np.empty(64, np.uint8)
+        reader, piece, raw = RowReader(checkpoint), SourceRows(weight, 0, 2), np.empty(64, np.uint8)
         if is_finite:
             reader.read(piece, raw, out)
             assert out[1, 3] == np.float32(448) * np.float32(scale)
@@ -126,6 +126,6 @@ def test_sum_that_overflows_is_no_error(tmp_path: Path) -> None:
     with Checkpoint(folder) as checkpoint:
         out = np.empty((1, 4), np.float32)
         RowReader(checkpoint).read(
-            Piece(Weight(checkpoint.tensors["w"]), 0, 1), np.empty(64, np.uint8), out
+            SourceRows(Weight(checkpoint.tensors["w"]), 0, 1), np.empty(64, np.uint8), out
         )
     assert (out == np.float32(3e38)).all()

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from gguf_mtp.errors import LoadFailed, RequestError
-from gguf_mtp.placement.rpc_probe import look, parse_endpoints
+from gguf_mtp.placement.rpc_probe import parse_endpoints, probe_worker
 from gguf_mtp.telemetry.trace import read
 from tests.support.processes import COMMAND, process
 from tests.support.worlds import MIB, Worker, workers
@@ -52,7 +52,7 @@ def hello(major: int, minor: int) -> Callable[[socket.socket], None]:
 
 def test_a_worker_of_another_version_is_refused() -> None:
     with listening(hello(6, 0)) as endpoint, pytest.raises(LoadFailed, match=r"speaks RPC 6.0"):
-        look(endpoint)
+        probe_worker(endpoint)
 
 
 def test_what_is_no_worker_is_refused() -> None:
@@ -64,7 +64,7 @@ def test_what_is_no_worker_is_refused() -> None:
         listening(web) as endpoint,
         pytest.raises(LoadFailed, match="is not a worker of this version"),
     ):
-        look(endpoint)
+        probe_worker(endpoint)
 
 
 def test_a_silent_worker_is_busy() -> None:
@@ -75,7 +75,7 @@ def test_a_silent_worker_is_busy() -> None:
 
     with listening(silent) as endpoint:
         with pytest.raises(LoadFailed, match="does not answer: it is serving another run"):
-            look(endpoint, timeout=0.2)
+            probe_worker(endpoint, timeout=0.2)
         release.set()
 
 
@@ -83,7 +83,7 @@ def test_a_port_without_a_worker_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         endpoint = f"127.0.0.1:{server.getsockname()[1]}"
     with pytest.raises(LoadFailed, match=f"no worker at {endpoint}: Connection refused"):
-        look(endpoint)
+        probe_worker(endpoint)
 
 
 def test_endpoints_are_read() -> None:
@@ -109,7 +109,7 @@ def test_a_worker_listens_to_this_machine_only() -> None:
 @pytest.mark.native
 def test_a_worker_lends_what_it_is_told() -> None:
     with workers(64 * MIB) as (worker,):
-        found = look(worker.endpoint)
+        found = probe_worker(worker.endpoint)
     ((free, total),) = found.memory
     assert total == 64 * MIB
     assert 60 * MIB < free <= total
@@ -224,10 +224,10 @@ def test_a_token_s_bytes_on_the_wire() -> None:
     """Plain decoding of the demo: the logits of one row come back, and little goes there."""
     from gguf_mtp.bench.wire import measure
     from gguf_mtp.demo import demo_model
-    from gguf_mtp.offload.options import Placement
+    from gguf_mtp.offload.options import PlacementOptions
 
     with workers(400 * MIB) as (worker,):
-        found = measure(demo_model(), worker.endpoint, Placement(), 0)
+        found = measure(demo_model(), worker.endpoint, PlacementOptions(), 0)
     logits = 4096 * 4 / 1e3
     assert logits < found["received_kb_per_token"] < 1.25 * logits
     assert 1 < found["sent_kb_per_token"] < 20

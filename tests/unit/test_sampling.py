@@ -16,7 +16,7 @@ from gguf_mtp.params import (
     bias_of,
     sampler_order,
 )
-from gguf_mtp.sampling.chain import Chain
+from gguf_mtp.sampling.chain import SamplingChain
 from gguf_mtp.sampling.noise import uniforms
 from gguf_mtp.types import Distribution
 from tests.support.sampling_reference import softmax
@@ -24,8 +24,8 @@ from tests.support.sampling_reference import softmax
 LAW = Distribution(np.array([7, 3, 9]), np.array([0.5, 0.3, 0.2]))
 
 
-def unseeded(seed: int = 1) -> Chain:
-    return Chain(SamplingParams(), rng=np.random.default_rng(seed))
+def unseeded(seed: int = 1) -> SamplingChain:
+    return SamplingChain(SamplingParams(), rng=np.random.default_rng(seed))
 
 
 def chi_square(draws: list[int]) -> float:
@@ -44,22 +44,22 @@ def test_draws_follow_the_law() -> None:
 def test_seeded_draws_follow_the_law(over: str) -> None:
     n = 20_000
     if over == "positions":
-        chain = Chain(SamplingParams(seed=3))
+        chain = SamplingChain(SamplingParams(seed=3))
         draws = [chain.draw(LAW, range(k)) for k in range(n)]
     else:
-        draws = [Chain(SamplingParams(seed=s)).draw(LAW) for s in range(n)]
+        draws = [SamplingChain(SamplingParams(seed=s)).draw(LAW) for s in range(n)]
     assert chi_square(draws) < 13.8
 
 
 def test_a_seeded_draw_depends_on_its_place_alone() -> None:
     flat = Distribution(np.arange(50), np.full(50, 0.02))
-    chain = Chain(SamplingParams(seed=5), [1, 2, 3])
+    chain = SamplingChain(SamplingParams(seed=5), [1, 2, 3])
     ahead = [chain.draw(flat, range(k)) for k in range(20)]
     for token in ahead:
         assert chain.draw(flat) == token
         chain.commit([token])
     assert len(set(ahead)) > 10
-    other = Chain(SamplingParams(seed=6), [1, 2, 3])
+    other = SamplingChain(SamplingParams(seed=6), [1, 2, 3])
     assert [other.draw(flat, range(k)) for k in range(20)] != ahead
 
 
@@ -69,14 +69,14 @@ def test_near_laws_draw_the_same_token() -> None:
     for place in range(2000):
         p = softmax(rng.standard_normal(40))
         q = p * np.exp(0.2 * rng.standard_normal(40))
-        ids, chain = np.arange(40), Chain(SamplingParams(seed=1), range(place))
+        ids, chain = np.arange(40), SamplingChain(SamplingParams(seed=1), range(place))
         n_same += chain.draw(Distribution(ids, p)) == chain.draw(Distribution(ids, q / q.sum()))
     assert n_same / 2000 > 0.85  # two independent draws agree in about 0.05
 
 
 def test_unseeded_chains_differ() -> None:
     flat = Distribution(np.arange(1000), np.full(1000, 0.001))
-    one, two = Chain(SamplingParams()), Chain(SamplingParams())
+    one, two = SamplingChain(SamplingParams()), SamplingChain(SamplingParams())
     assert [one.draw(flat) for _ in range(20)] != [two.draw(flat) for _ in range(20)]
 
 
@@ -97,7 +97,7 @@ def test_noise_is_uniform_and_independent() -> None:
 
 def test_a_very_low_temperature_draws_the_likeliest() -> None:
     logits = np.array([1.0, 9.0, 4.0], np.float32)
-    chain = Chain(SamplingParams(1e-3, 0, 1.0, 0.0, seed=1))
+    chain = SamplingChain(SamplingParams(1e-3, 0, 1.0, 0.0, seed=1))
     assert {chain.draw(chain.law(logits), range(k)) for k in range(50)} == {1}
 
 
@@ -106,32 +106,32 @@ def test_a_look_is_the_likeliest_token_and_its_softmax_near_the_top(spread: floa
     logits = (spread * np.random.default_rng(1).standard_normal(5000)).astype(np.float32)
     near = softmax(logits[logits >= logits.max() - 8])
     for params in (SamplingParams(temperature=0), SamplingParams(1.0), SamplingParams(seed=1)):
-        law, sure = Chain(params).look(logits)
+        law, sure = SamplingChain(params).look(logits)
         assert law.ids.tolist() == [logits.argmax()]
         assert sure == pytest.approx(near.max(), rel=1e-5)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 1.5])
 def test_a_look_is_the_law_where_everything_may_come(temperature: float) -> None:
-    chain = Chain(SamplingParams(temperature, 0, 1.0, 0.0))
+    chain = SamplingChain(SamplingParams(temperature, 0, 1.0, 0.0))
     logits = np.random.default_rng(1).standard_normal(5000).astype(np.float32)
     law, expected = chain.look(logits)[0], chain.law(logits)
     assert len(law.ids) == 5000
     assert law.probs.tolist() == expected.probs.tolist()
     for params in (SamplingParams(0.9, 0, 1.0, 0.0), SamplingParams(1.0, 0, 0.99, 0.0)):
-        assert len(Chain(params).look(logits)[0].ids) == 1
+        assert len(SamplingChain(params).look(logits)[0].ids) == 1
 
 
 def test_a_look_knows_penalties_and_what_is_allowed() -> None:
     logits = np.array([5, 4, 3, 1], np.float32)
     params = SamplingParams(0.7, presence_penalty=10.0, logit_bias=((1, float("-inf")),))
-    assert Chain(params).look(logits, [0])[0].ids.tolist() == [2]
+    assert SamplingChain(params).look(logits, [0])[0].ids.tolist() == [2]
 
 
 def test_penalties_slide_over_prompt_answer_and_draft() -> None:
     """Row k sees draft[:k], and a refused draft leaves nothing behind."""
     params = SamplingParams(1.0, 0, 1.0, 0.0, presence_penalty=50.0, repeat_last_n=3)
-    chain, logits = Chain(params, [0, 1, 2, 3]), np.zeros(8, np.float32)
+    chain, logits = SamplingChain(params, [0, 1, 2, 3]), np.zeros(8, np.float32)
 
     def banned(after: list[int]) -> set[int]:
         law = chain.law(logits, after)
@@ -151,7 +151,7 @@ def test_penalties_count_as_a_plain_count_does() -> None:
     rng = np.random.default_rng(2)
     params = SamplingParams(1.0, 0, 1.0, 0.0, frequency_penalty=0.5, repeat_last_n=10)
     history, logits = rng.integers(0, 9, 25).tolist(), np.zeros(9, np.float32)
-    chain = Chain(params, history)
+    chain = SamplingChain(params, history)
     for _ in range(40):
         after = rng.integers(0, 9, rng.integers(0, 5)).tolist()
         law, counts = chain.law(logits, after), Counter([*history, *after][-10:])
@@ -163,7 +163,7 @@ def test_penalties_count_as_a_plain_count_does() -> None:
 
 
 def test_a_bias_for_no_token_does_nothing() -> None:
-    chain = Chain(SamplingParams(logit_bias=((1 << 30, 5.0),)))
+    chain = SamplingChain(SamplingParams(logit_bias=((1 << 30, 5.0),)))
     assert chain.law(np.array([0, 9], np.float32)).ids.tolist() == [1]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gguf_mtp.cli.answer_options import ShapeArgs, Shaped
+from gguf_mtp.cli.answer_options import AnswerArgs, Shaped
 from gguf_mtp.errors import RequestError
 from gguf_mtp.session import Wishes
 from tests.support.words import END, grammars
@@ -16,7 +16,7 @@ from tests.support.words import END, grammars
 SESSION: Any = SimpleNamespace(grammars=grammars())
 
 
-def takes(args: ShapeArgs, text: str) -> bool:
+def takes(args: AnswerArgs, text: str) -> bool:
     grammar = args.wishes(SESSION).grammar
     assert grammar
     follower = grammar.follow()
@@ -27,27 +27,27 @@ def takes(args: ShapeArgs, text: str) -> bool:
 def test_the_three_ways(tmp_path: Path) -> None:
     gbnf = tmp_path / "x.gbnf"
     gbnf.write_text('root ::= "ä"', encoding="utf-8")
-    assert takes(ShapeArgs(grammar='root ::= "a"'), "a")
-    assert takes(ShapeArgs(grammar='%llguidance {}\nstart: "a" "b"'), "ab")
-    assert takes(ShapeArgs(grammar_file=gbnf), "ä")
-    assert takes(ShapeArgs(json_schema='{"enum": [1]}'), "1")
-    assert not takes(ShapeArgs(json_schema='{"enum": [1]}'), "2")
-    assert ShapeArgs().wishes(SESSION, 3) == Wishes(None, 3)
-    assert ShapeArgs(json_schema="{}").wishes(SESSION, 3).n_logprobs == 3
+    assert takes(AnswerArgs(grammar='root ::= "a"'), "a")
+    assert takes(AnswerArgs(grammar='%llguidance {}\nstart: "a" "b"'), "ab")
+    assert takes(AnswerArgs(grammar_file=gbnf), "ä")
+    assert takes(AnswerArgs(json_schema='{"enum": [1]}'), "1")
+    assert not takes(AnswerArgs(json_schema='{"enum": [1]}'), "2")
+    assert AnswerArgs().wishes(SESSION, 3) == Wishes(None, 3)
+    assert AnswerArgs(json_schema="{}").wishes(SESSION, 3).n_logprobs == 3
 
 
 def test_what_is_wrong_names_the_option(tmp_path: Path) -> None:
     missing, binary = tmp_path / "none", tmp_path / "binary"
     binary.write_bytes(b"\xff\xfe")
     for args, words in [
-        (ShapeArgs(json_schema="{"), "--json-schema: it is not valid JSON: "),
-        (ShapeArgs(json_schema="[" * 5000), "--json-schema: it is not valid JSON: "),
-        (ShapeArgs(json_schema='{"items": {"type": 5}}'), "--json-schema: at /items: "),
-        (ShapeArgs(grammar="root ::= x"), "--grammar: line 1, column 10: "),
-        (ShapeArgs(grammar_file=missing), f"cannot read {missing}: No such file"),
-        (ShapeArgs(grammar_file=binary), f"cannot read {binary}: it is not UTF-8"),
+        (AnswerArgs(json_schema="{"), "--json-schema: it is not valid JSON: "),
+        (AnswerArgs(json_schema="[" * 5000), "--json-schema: it is not valid JSON: "),
+        (AnswerArgs(json_schema='{"items": {"type": 5}}'), "--json-schema: at /items: "),
+        (AnswerArgs(grammar="root ::= x"), "--grammar: line 1, column 10: "),
+        (AnswerArgs(grammar_file=missing), f"cannot read {missing}: No such file"),
+        (AnswerArgs(grammar_file=binary), f"cannot read {binary}: it is not UTF-8"),
         (
-            ShapeArgs(grammar="x", json_schema="{}"),
+            AnswerArgs(grammar="x", json_schema="{}"),
             "--grammar and --json-schema cannot be combined",
         ),
     ]:
@@ -58,14 +58,14 @@ def test_what_is_wrong_names_the_option(tmp_path: Path) -> None:
 
 
 def test_the_same_for_a_server() -> None:
-    assert ShapeArgs().fields() == {}
-    assert ShapeArgs(grammar="root ::= x").fields() == {"grammar": "root ::= x"}
+    assert AnswerArgs().fields() == {}
+    assert AnswerArgs(grammar="root ::= x").fields() == {"grammar": "root ::= x"}
     schema = {"name": "answer", "schema": {"type": "null"}, "strict": True}
-    assert ShapeArgs(json_schema='{"type": "null"}').fields() == {
+    assert AnswerArgs(json_schema='{"type": "null"}').fields() == {
         "response_format": {"type": "json_schema", "json_schema": schema}
     }
     with pytest.raises(RequestError, match="not valid JSON"):
-        ShapeArgs(json_schema="{").fields()
+        AnswerArgs(json_schema="{").fields()
 
 
 def test_every_answer_of_a_chat_is_asked_with_the_wishes() -> None:

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from gguf_mtp.demo import demo_model
 from gguf_mtp.depth import FixedDepth
-from gguf_mtp.depth.protocol import Depth, Room, Round
+from gguf_mtp.depth.protocol import Depth, DraftRequest, RoundFeedback
 from gguf_mtp.drafters.draft_model import ModelDrafter
 from gguf_mtp.drafters.mtp import MtpDrafter
 from gguf_mtp.drafters.ngram import NgramDrafter
 from gguf_mtp.engine.engine import Engine
-from gguf_mtp.types import Drafter, Limit
+from gguf_mtp.types import Drafter, DraftLimit
 from tests.support.fakes import N_VOCAB, FakeMtp, FakeTarget
 from tests.support.storm import GREEDY, Storm
 from tests.unit.test_engine import NO_END, greedy
@@ -39,19 +39,19 @@ class Whim:
         self.n_offers = 0
         self.n_accepted = 0
 
-    def choose(self, rooms: Sequence[Room]) -> list[Limit]:
+    def choose(self, rooms: Sequence[DraftRequest]) -> list[DraftLimit]:
         return [self._limit(room) for room in rooms]
 
-    def _limit(self, room: Room) -> Limit:
+    def _limit(self, room: DraftRequest) -> DraftLimit:
         if not room.drafters:
-            return Limit(0)
+            return DraftLimit(0)
         source = self.rng.choice(list(room.drafters))
         most = min(room.n_max, self.n_max)
         if room.offer and source == room.offer.source:
             most = min(most, len(room.offer.confidence))
-        return Limit(self.rng.randint(0, most), source=source)
+        return DraftLimit(self.rng.randint(0, most), source=source)
 
-    def record(self, round_: Round) -> None:
+    def record(self, round_: RoundFeedback) -> None:
         """An offer that was sent is judged by comparison as by the target."""
         for offer in round_.offers:
             assert offer.n_accepted <= offer.n_judged <= len(offer.confidence)

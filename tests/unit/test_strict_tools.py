@@ -13,7 +13,7 @@ import pytest
 from gguf_mtp.demo import demo_model
 from gguf_mtp.errors import RequestError
 from gguf_mtp.loading.loader import LoadOptions, load
-from gguf_mtp.server.plan import Plan, plan_chat
+from gguf_mtp.server.plan import AnswerPlan, plan_chat
 from gguf_mtp.server.schemas import ChatRequest
 from gguf_mtp.session import Session
 from gguf_mtp.types import Chunk
@@ -145,7 +145,7 @@ def answers(depth: int, draft: str) -> tuple[list[str], int]:
     return texts, n_crossed
 
 
-def answer(session: Session, plan: Plan) -> Iterator[Chunk]:
+def answer(session: Session, plan: AnswerPlan) -> Iterator[Chunk]:
     options = dataclasses.replace(plan.options, constraint=plan.constrain())
     session.engine.submit(plan.prompts[0], plan.params[0], plan.max_tokens, options)
     while not session.engine.is_idle:

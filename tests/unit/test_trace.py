@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from gguf_mtp.cli.app import app
 from gguf_mtp.cli.charts import bar, columns
 from gguf_mtp.cli.trace import drawn
-from gguf_mtp.engine.observers import Load, Part, RoundReport
+from gguf_mtp.engine.observers import EngineLoad, RoundReport, SequenceReport
 from gguf_mtp.errors import GgufMtpError
 from gguf_mtp.telemetry.trace import Moment, Recording, Trace, read
 from gguf_mtp.telemetry.trace_stats import Bin, acceptance, bins, summary
@@ -23,13 +23,17 @@ from tests.unit.test_engine import collect, engine_of
 ABOUT = {"model": "demo", "n_ctx": 64, "n_seq": 1, "depth_max": 3}
 
 
-def part(depth: int, n_drafted: int, n_judged: int, n_accepted: int, request: int = 1) -> Part:
+def part(
+    depth: int, n_drafted: int, n_judged: int, n_accepted: int, request: int = 1
+) -> SequenceReport:
     source = "mtp" if n_drafted else ""
-    return Part(request, depth, "measured", source, n_drafted, n_judged, n_accepted, n_accepted + 1)
+    return SequenceReport(
+        request, depth, "measured", source, n_drafted, n_judged, n_accepted, n_accepted + 1
+    )
 
 
-def moment(t: float, *parts: Part, seconds: float = 0.1, n_prefill: int = 0) -> Moment:
-    report = RoundReport(parts, Load(n_prefill, 5, 0), seconds / 2, seconds / 4, seconds / 4)
+def moment(t: float, *parts: SequenceReport, seconds: float = 0.1, n_prefill: int = 0) -> Moment:
+    report = RoundReport(parts, EngineLoad(n_prefill, 5, 0), seconds / 2, seconds / 4, seconds / 4)
     return Moment(t, report)
 
 

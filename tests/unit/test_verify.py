@@ -10,7 +10,7 @@ import pytest
 
 from gguf_mtp.params import SamplingParams
 from gguf_mtp.sampling import verify as module
-from gguf_mtp.sampling.chain import Chain
+from gguf_mtp.sampling.chain import SamplingChain
 from gguf_mtp.sampling.verify import residual, verify
 from gguf_mtp.types import Distribution, Draft
 
@@ -24,11 +24,13 @@ Q = Distribution(np.array([0, 2, 3]), np.array([0.6, 0.1, 0.3]))
 """Overlaps the target's law in part: 3 is never right at the first place, 5 and 1 never drafted."""
 
 
-def unseeded(seed: int) -> Chain:
-    return Chain(SamplingParams(), rng=np.random.default_rng(seed))
+def unseeded(seed: int) -> SamplingChain:
+    return SamplingChain(SamplingParams(), rng=np.random.default_rng(seed))
 
 
-def outputs(make_draft: Callable[[Chain], Draft], n: int = N_DRAWS) -> Counter[tuple[int, int]]:
+def outputs(
+    make_draft: Callable[[SamplingChain], Draft], n: int = N_DRAWS
+) -> Counter[tuple[int, int]]:
     """The first two tokens that come out, over `n` rounds."""
     chain, seen = unseeded(3), Counter()
     for _ in range(n):
@@ -54,21 +56,21 @@ def chi_square(seen: Counter[tuple[int, int]]) -> float:
 BOUND = 31.3  # chi-square, 11 degrees of freedom, p = 0.001
 
 
-def sampled(chain: Chain) -> Draft:
+def sampled(chain: SamplingChain) -> Draft:
     tokens = [chain.draw(Q), chain.draw(Q)]
     return Draft(tokens, [Q, Q], [0.6, 0.6], "fake")
 
 
-def certain(_: Chain) -> Draft:
+def certain(_: SamplingChain) -> Draft:
     return Draft([0, 2], [None, None], [0.9, 0.9], "fake")
 
 
-def empty(_: Chain) -> Draft:
+def empty(_: SamplingChain) -> Draft:
     return Draft([], [], [], "fake")
 
 
 @pytest.mark.parametrize("make_draft", [sampled, certain, empty])
-def test_output_follows_the_target(make_draft: Callable[[Chain], Draft]) -> None:
+def test_output_follows_the_target(make_draft: Callable[[SamplingChain], Draft]) -> None:
     assert chi_square(outputs(make_draft)) < BOUND
 
 
@@ -80,7 +82,7 @@ def test_mutant_that_draws_anew_from_p_is_caught(monkeypatch: pytest.MonkeyPatch
 def test_mutant_that_misstates_the_drafts_law_is_caught() -> None:
     flat = Distribution(Q.ids, np.full(3, 1 / 3))
 
-    def mutant(chain: Chain) -> Draft:
+    def mutant(chain: SamplingChain) -> Draft:
         return sampled(chain)._replace(laws=[flat, flat])
 
     assert chi_square(outputs(mutant, 5_000)) > BOUND
@@ -98,7 +100,7 @@ def test_acceptance_is_the_overlap_of_the_laws() -> None:
 
 def test_greedy_keeps_the_targets_own_choices() -> None:
     point = [Distribution(np.array([t]), np.ones(1)) for t in (4, 8, 6)]
-    chain = Chain(SamplingParams(temperature=0))
+    chain = SamplingChain(SamplingParams(temperature=0))
     for draft, expected in [
         ([4, 8], (2, 6)),
         ([4, 9], (1, 8)),
@@ -113,7 +115,7 @@ def test_a_seed_keeps_what_the_target_draws_itself() -> None:
     """Whatever was drafted, and whatever its law is said to be, the text is the seed's."""
     rng = np.random.default_rng(0)
     for seed in range(200):
-        chain = Chain(SamplingParams(seed=seed), [1, 2])
+        chain = SamplingChain(SamplingParams(seed=seed), [1, 2])
         own = [chain.draw(P[k], range(k)) for k in range(3)]
         draft = Draft(rng.integers(0, 6, 2).tolist(), [Q, None], [0.6, 0.6], "fake")
         n, token = verify(draft, lambda k: P[k], chain)
@@ -123,7 +125,7 @@ def test_a_seed_keeps_what_the_target_draws_itself() -> None:
 
 def test_a_seeds_draft_is_right_where_the_laws_are_equal() -> None:
     for seed in range(100):
-        chain = Chain(SamplingParams(seed=seed))
+        chain = SamplingChain(SamplingParams(seed=seed))
         tokens: list[int] = []
         for k in range(2):
             tokens.append(chain.draw(P[k], tokens))
@@ -138,7 +140,7 @@ def test_rows_behind_a_refusal_are_not_looked_at() -> None:
         asked.append(k)
         return Distribution(np.array([1]), np.ones(1))
 
-    verify(Draft([0, 1, 1], [None] * 3, [1.0] * 3, "fake"), target, Chain(SamplingParams()))
+    verify(Draft([0, 1, 1], [None] * 3, [1.0] * 3, "fake"), target, SamplingChain(SamplingParams()))
     assert asked == [0]
 
 

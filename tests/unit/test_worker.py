@@ -10,7 +10,7 @@ import pytest
 
 from gguf_mtp.errors import ContextFull, DecodeError, RequestError, Unavailable
 from gguf_mtp.params import AnswerOptions, SamplingParams
-from gguf_mtp.server.engine_thread import Job, Worker
+from gguf_mtp.server.engine_thread import AnswerJob, EngineThread
 from gguf_mtp.types import Chunk
 from tests.support.scripted import Answer, ByteVocab, ScriptedEngine
 from tests.support.waiting import wait_for
@@ -61,14 +61,14 @@ class Broken(Notes):
         raise RuntimeError(f"a bug at {chunk.seq}")
 
 
-def job(notes: Notes, prompt: str | list[int] = "hi", **options) -> Job:
+def job(notes: Notes, prompt: str | list[int] = "hi", **options) -> AnswerJob:
     tokens = ByteVocab().tokenize(prompt, False) if isinstance(prompt, str) else prompt
-    return Job(notes, tokens, GREEDY, options.pop("max_tokens", 100), **options)
+    return AnswerJob(notes, tokens, GREEDY, options.pop("max_tokens", 100), **options)
 
 
 @contextmanager
-def running(engine: ScriptedEngine, n_queue: int = 10) -> Iterator[Worker]:
-    worker = Worker(engine, engine.limits.n_seq, n_queue)
+def running(engine: ScriptedEngine, n_queue: int = 10) -> Iterator[EngineThread]:
+    worker = EngineThread(engine, engine.limits.n_seq, n_queue)
     worker.start()
     try:
         yield worker
@@ -252,7 +252,7 @@ def test_a_receiver_that_breaks_harms_no_other(caplog) -> None:
 def test_stopping_fails_what_is_unfinished_and_refuses_more() -> None:
     engine = held(lambda *_: Answer("never", n_prefill=10), n_seq=1)
     prompt = ByteVocab().tokenize("hi", False)
-    worker = Worker(engine, 1, 10)
+    worker = EngineThread(engine, 1, 10)
     with pytest.raises(Unavailable, match="stopped"):
         worker.submit([job(Notes())])  # not started
     worker.start()
@@ -272,7 +272,7 @@ def test_stopping_fails_what_is_unfinished_and_refuses_more() -> None:
 
 def test_an_engine_that_dies_fails_everything_and_is_seen(caplog) -> None:
     engine = ScriptedEngine(echo, failures={2: SystemExit()})
-    worker = Worker(engine, 2, 10)
+    worker = EngineThread(engine, 2, 10)
     worker.start()
     worker.submit([job(note := Notes())])
     assert "the engine has failed" in str(note.wait().error)

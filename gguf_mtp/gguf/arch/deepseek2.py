@@ -21,7 +21,7 @@ GATING_FUNCTIONS = range(5)  # LLAMA_EXPERT_GATING_FUNC_TYPE_*; 0 is taken for s
 NO_PRODUCT = ("F64", "I8", "I16", "I32", "I64", "Q8_1", "Q8_K")
 
 
-class _Sizes(NamedTuple):
+class _HeadSizes(NamedTuple):
     n_embd: int
     n_head: int
     head_k: int  # a head's key length: the MLA one where the file is MLA
@@ -35,7 +35,7 @@ class _Sizes(NamedTuple):
     n_shared: int
 
 
-def _sizes(hparams: Hparams) -> _Sizes:
+def _sizes(hparams: Hparams) -> _HeadSizes:
     n_embd, n_head = hparams.count("embedding_length"), hparams.count("attention.head_count", 0)
     split = n_embd // n_head if n_head else 0
     key_length = hparams.count("attention.key_length", split)
@@ -44,7 +44,7 @@ def _sizes(hparams: Hparams) -> _Sizes:
         hparams.count("attention.value_length_mla", 0),
     )
     heads = mla if all(mla) else (key_length, hparams.count("attention.value_length", split))
-    return _Sizes(
+    return _HeadSizes(
         n_embd=n_embd,
         n_head=n_head,
         head_k=heads[0],
@@ -175,7 +175,7 @@ def _times(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape))
 
 
-def _block_shapes(s: _Sizes) -> dict[str, tuple[int, ...]]:
+def _block_shapes(s: _HeadSizes) -> dict[str, tuple[int, ...]]:
     """The tensors `graph_mtp` needs in its block, in ggml order (innermost first)."""
     shapes: dict[str, tuple[int, ...]] = {
         "attn_norm": (s.n_embd,),

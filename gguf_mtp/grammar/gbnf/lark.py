@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping
 
 from gguf_mtp.errors import RequestError
 from gguf_mtp.grammar.gbnf.nodes import (
+    Alternatives,
     Chars,
-    Choice,
     Many,
     Node,
     Ref,
     Seq,
-    Terminal,
+    TerminalNode,
     Text,
     Token,
 )
@@ -64,7 +64,7 @@ def to_lark(source: str, token_of: Callable[[str], int | None]) -> str:
         rules = with_terminals(rules)
     prefix = "T" if is_regular else "r"
     names: dict[str | Node, str] = {name: f"{prefix}{i}" for i, name in enumerate(rules)}
-    terminals = dict.fromkeys(t.node for n in rules.values() for t in parts(n, Terminal))
+    terminals = dict.fromkeys(t.node for n in rules.values() for t in parts(n, TerminalNode))
     names |= {node: f"T{i}" for i, node in enumerate(terminals)}
     writer = _Writer(names)
     for name, rule in rules.items():
@@ -119,7 +119,7 @@ class _Writer:
     def _group(self, node: Node, is_regular: bool, depth: int) -> str:
         """`node` as one item; what is deep inside gets a name of its own, for llguidance reads no
         more than some levels of brackets."""
-        if isinstance(node, Chars | Token | Ref | Terminal):
+        if isinstance(node, Chars | Token | Ref | TerminalNode):
             return self._text(node, is_regular, depth)
         if depth < MAX_DEPTH:
             return f"({self._text(node, is_regular, depth + 1)})"
@@ -139,12 +139,12 @@ class _Writer:
                 return lark
             case Ref(name, _):
                 return self._names[name]
-            case Terminal(inner):
+            case TerminalNode(inner):
                 return self._names[inner]
             case Many(inner, least, most):
                 item = self._group(inner, is_regular, depth)
                 return f"{item}{{{least},{'' if most is None else most}}}"
             case Seq(nodes):
                 return " ".join(self._group(n, is_regular, depth) for n in nodes) or '""'
-            case Choice(nodes):
+            case Alternatives(nodes):
                 return " | ".join(self._group(n, is_regular, depth) for n in nodes)

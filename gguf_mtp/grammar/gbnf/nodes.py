@@ -48,15 +48,15 @@ class Seq:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Alternatives:
     nodes: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Terminal:
+class TerminalNode:
     """A part that is a terminal of its own; the parser makes none (`gbnf_terminals.py`)."""
 
     node: Node
 
 
-Node = Chars | Text | Token | Ref | Many | Seq | Choice | Terminal
+Node = Chars | Text | Token | Ref | Many | Seq | Alternatives | TerminalNode

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from gguf_mtp.errors import RequestError
 from gguf_mtp.grammar.gbnf.nodes import (
     LAST_CHAR,
+    Alternatives,
     Chars,
-    Choice,
     Many,
     Node,
     Ranges,
@@ -104,7 +104,7 @@ class Parser:
         while self._take("|"):
             self._skip(lines=True)
             nodes.append(self._sequence(is_nested))
-        return Choice(tuple(nodes)) if len(nodes) > 1 else nodes[0]
+        return Alternatives(tuple(nodes)) if len(nodes) > 1 else nodes[0]
 
     def _sequence(self, is_nested: bool) -> Node:
         nodes: list[Node] = []
@@ -257,7 +257,7 @@ def _depth(node: Node) -> int:
         depth += 1
         inner: list[Node] = []
         for one in level:
-            if isinstance(one, Seq | Choice):
+            if isinstance(one, Seq | Alternatives):
                 inner += one.nodes
             elif isinstance(one, Many):
                 inner.append(one.node)

@@ -12,14 +12,14 @@ from functools import reduce
 from typing import NamedTuple, TypeVar
 
 from gguf_mtp.grammar.gbnf.nodes import (
+    Alternatives,
     Chars,
-    Choice,
     Many,
     Node,
     Ranges,
     Ref,
     Seq,
-    Terminal,
+    TerminalNode,
     Text,
     Token,
 )
@@ -68,7 +68,7 @@ class _Glushkov:
                 return self._chain([self._position(((ord(c), ord(c)),)) for c in text])
             case Seq(nodes):
                 return self._chain([self.build(inner) for inner in nodes])
-            case Choice(nodes):
+            case Alternatives(nodes):
                 return reduce(self._either, [self.build(inner) for inner in nodes])
             case Many(inner, least, most):
                 return self._many(inner, least, most)
@@ -151,7 +151,7 @@ def with_terminals(rules: Mapping[str, Node]) -> dict[str, Node]:
     work = _Work()
     while True:
         made = {name: _split(node, refused, work) for name, node in rules.items()}
-        terminals = {t.node for n in made.values() for t in parts(n, Terminal)}
+        terminals = {t.node for n in made.values() for t in parts(n, TerminalNode)}
         claims: list[tuple[int, int, Node | None]]
         claims = [(low, high, node) for node in terminals for low, high in _first(node)]
         for n in made.values():
@@ -179,16 +179,16 @@ def _clashing(claims: list[tuple[int, int, Node | None]]) -> set[Node]:
 def _split(node: Node, refused: set[Node], work: _Work) -> Node:
     """`node` with terminals in the place of its largest parts that may be one."""
     if node not in refused and _is_told_apart(node, work):
-        return Terminal(node)
+        return TerminalNode(node)
     if isinstance(node, Seq):
         run = _longest_run(node, refused, work)
         if run is not None:
             before = [_split(part, refused, work) for part in node.nodes[: run.start]]
             after = [_split(part, refused, work) for part in node.nodes[run.stop :]]
-            return Seq((*before, Terminal(Seq(node.nodes[run.start : run.stop])), *after))
+            return Seq((*before, TerminalNode(Seq(node.nodes[run.start : run.stop])), *after))
         return Seq(tuple(_split(part, refused, work) for part in node.nodes))
-    if isinstance(node, Choice):
-        return Choice(tuple(_split(part, refused, work) for part in node.nodes))
+    if isinstance(node, Alternatives):
+        return Alternatives(tuple(_split(part, refused, work) for part in node.nodes))
     if isinstance(node, Many):
         return Many(_split(node.node, refused, work), node.least, node.most)
     return node
@@ -246,6 +246,6 @@ def parts(node: Node, kind: type[_Kind]) -> list[_Kind]:
     """The parts of `node` that are a `kind`; what is inside of a terminal is none."""
     if isinstance(node, kind):
         return [node]
-    if isinstance(node, Seq | Choice):
+    if isinstance(node, Seq | Alternatives):
         return [part for inner in node.nodes for part in parts(inner, kind)]
     return parts(node.node, kind) if isinstance(node, Many) else []
