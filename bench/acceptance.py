@@ -50,14 +50,14 @@ def verify_block(
     laws = [target(k) for k in range(len(tokens) + 1)]
     weights = [1.0]
     for k, token in enumerate(tokens):
-        q = draft.laws[k]
+        q = draft.probs[k]
         ratio = probability(laws[k], token) / (1.0 if q is None else probability(q, token))
         weights.append(min(weights[-1] * ratio, 1.0))
     for n in range(len(tokens), -1, -1):
         if n == len(tokens):
             kept, left = weights[n], laws[n].probs
         else:
-            left = leftover(weights[n], laws[n], draft.laws[n], tokens[n])
+            left = leftover(weights[n], laws[n], draft.probs[n], tokens[n])
             missing = float(left.sum()) + 1.0 - weights[n]
             kept = float(left.sum()) / missing if missing > 0 else 1.0
         if n == 0 or chain.uniform() < kept:
@@ -105,7 +105,7 @@ class RecordedRows:
         self, draft: Draft, target: Callable[[int], Distribution], chain: SamplingChain
     ) -> Verdict:
         if draft.tokens:
-            q = draft.laws[0] or Distribution(np.array(draft.tokens[:1]), CERTAIN)
+            q = draft.probs[0] or Distribution(np.array(draft.tokens[:1]), CERTAIN)
             self.seen.append(expected(target(0), q))
         return self._verify(draft, target, chain)
 

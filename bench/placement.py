@@ -52,7 +52,7 @@ def texts(path: Path, placement: PlacementOptions, n_tokens: int) -> tuple[list[
             [t for piece in session.complete(p, GREEDY, n_tokens) for t in piece.chunk.tokens]
             for p in PROMPTS
         ]
-        return found, session.lying
+        return found, session.placement
 
 
 def rate(
@@ -86,16 +86,16 @@ def main() -> None:
     print(f"{'model':12} {'placement':14}" + "".join(f" {h:>10}" for h in headings))
     rows = []
     for name, way in ways(strict, workers).items():
-        found, lying = texts(strict, way, args.n)
+        found, placement = texts(strict, way, args.n)
         same = sum(a == b for a, b in zip(found, expected, strict=True))
-        planned = {(t.file, t.name): t.device for t in lying.plan.tensors}
+        planned = {(t.file, t.name): t.device for t in placement.plan.tensors}
         rows.append(
             {
                 "placement": name,
                 "same_texts": same,
-                "as_planned": dict(lying.found) == planned,
+                "as_planned": dict(placement.found) == planned,
                 "on_devices": sum(d != CPU for d in planned.values()),
-                "where": lying.lines()[0],
+                "where": placement.lines()[0],
             }
         )
         print(f"{'demo f32':12} {name:14} {same:>8}/3 {rows[-1]['as_planned']!s:>10}")

@@ -54,4 +54,4 @@ def describe(session: Session) -> str:
 
 def placement(session: Session) -> str:
     """Where everything lies, in a line; one more when llama.cpp put something elsewhere."""
-    return "\n".join(session.lying.lines()) if session.lying else ""
+    return "\n".join(session.placement.lines()) if session.placement else ""

@@ -84,7 +84,7 @@ def decision_lines(depth: Depth) -> list[str]:
     if report.depth == 0 and report.reason:
         tip = "; --draft off saves the drafter's memory" if report.acceptance else ""
         out.append(f"        {report.reason}{tip}")
-    for rates in report.offers.values():
+    for rates in report.free_drafts.values():
         if rates:
             out.append(f"        copies with a correct first token: {100 * rates[0]:.0f} %")
     return out

@@ -1,8 +1,8 @@
 """Planning a conversion: everything is decided and checked here, and nothing is written.
 
-A `ConversionJob` holds the output's header, byte for byte, and every tensor's type, place and sources. Only
-headers are read, with two exceptions: the MTP block's copies of embedding and head are compared
-with the originals, and an importance matrix is looked through.
+A `ConversionJob` holds the output's header, byte for byte, and every tensor's type, place and
+sources. Only headers are read, with two exceptions: the MTP block's copies of embedding and head
+are compared with the originals, and an importance matrix is looked through.
 """
 
 from __future__ import annotations

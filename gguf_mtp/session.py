@@ -60,8 +60,8 @@ class Piece(NamedTuple):
 class Session:
     """A loaded model, ready to answer. A context manager; closing it frees the model.
 
-    `side` are the facts of the file that drafts when it is not the model's own; `lying` says where
-    everything lies.
+    `side` are the facts of the file that drafts when it is not the model's own; `placement` says
+    where everything lies.
     """
 
     def __init__(
@@ -71,10 +71,10 @@ class Session:
         facts: ModelFacts,
         resources: ExitStack,
         side: ModelFacts | None = None,
-        lying: PlacementReport | None = None,
+        placement: PlacementReport | None = None,
     ) -> None:
         self.engine, self.vocab, self.facts, self.side = engine, vocab, facts, side
-        self.lying = lying
+        self.placement = placement
         self.grammars = Grammars(vocab, facts.n_vocab, engine.limits.end_tokens)
         self._resources = resources
 

@@ -34,14 +34,14 @@ class Distribution(NamedTuple):
 class Draft(NamedTuple):
     """Guessed tokens of one sequence.
 
-    `laws[k]` is the distribution that `tokens[k]` was drawn from, or None when the token was
+    `probs[k]` is the distribution that `tokens[k]` was drawn from, or None when the token was
     certain (a point mass). `confidence[k]` measures how sure the drafter's unfiltered distribution
     is at position k: its largest probability, from 0 to 1. `source` names the drafter ("mtp",
     "ngram", ...).
     """
 
     tokens: Sequence[int]
-    laws: Sequence[Distribution | None]
+    probs: Sequence[Distribution | None]
     confidence: Sequence[float]
     source: str
 
@@ -115,9 +115,9 @@ class DraftLimit(NamedTuple):
 
     At most `n` tokens (0: none). The draft ends before position k when its confidence there is
     below `p_min[k]`; positions past the end of `p_min` have no such bound. The rule looks at the
-    draft distribution's maximum and never at the token drawn: otherwise the output law would shift.
-    `source` names the drafter, one of the `Room`'s; `reason` is for people: why so far, in a word
-    or two.
+    draft distribution's maximum and never at the token drawn: otherwise the output distribution
+    would shift. `source` names the drafter, one of the `Room`'s; `reason` is for people: why so
+    far, in a word or two.
     """
 
     n: int
@@ -130,16 +130,18 @@ class Chain(Protocol):
     """A sequence's sampling chain (`sampling.Chain`): logits to distributions, and draws from them.
 
     `after` are draft tokens that follow the committed ones: row k of a draft sees `draft[:k]`.
-    `law` maps a target's float32 [n_vocab] to the distribution of the token there; `look` gives the
-    one that a drafter draws from, and the drafter's confidence; `draw` draws from either.
-    `commit(tokens)`: these have joined the answer.
+    `target_probs` maps a target's float32 [n_vocab] to the distribution of the token there;
+    `draft_probs` gives the one that a drafter draws from, and the drafter's confidence; `draw`
+    draws from either. `commit(tokens)`: these have joined the answer.
     """
 
     @property
     def is_greedy(self) -> bool: ...
-    def law(self, logits: Floats, after: Sequence[int] = ()) -> Distribution: ...
-    def look(self, logits: Floats, after: Sequence[int] = ()) -> tuple[Distribution, float]: ...
-    def draw(self, law: Distribution, after: Sequence[int] = ()) -> int: ...
+    def target_probs(self, logits: Floats, after: Sequence[int] = ()) -> Distribution: ...
+    def draft_probs(
+        self, logits: Floats, after: Sequence[int] = ()
+    ) -> tuple[Distribution, float]: ...
+    def draw(self, dist: Distribution, after: Sequence[int] = ()) -> int: ...
     def commit(self, tokens: Sequence[int]) -> None: ...
 
 

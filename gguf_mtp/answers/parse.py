@@ -1,7 +1,8 @@
 """From an answer's tokens to what clients see of it: reasoning, content and tool calls.
 
-One `AnswerParser` for each choice of a response. It is a `worker.Receiver`, so it runs on the worker's
-thread, and a stop string ends the request before the next round. Knows no HTTP and no JSON.
+One `AnswerParser` for each choice of a response. It is a `worker.Receiver`, so it runs on the
+worker's thread, and a stop string ends the request before the next round. Knows no HTTP and no
+JSON.
 """
 
 from __future__ import annotations

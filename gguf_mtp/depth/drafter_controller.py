@@ -138,7 +138,7 @@ class DrafterController:
 
     @property
     def depth(self) -> int:
-        """Of the first sequence's drafts, where neither probes nor offers interfere."""
+        """Of the first sequence's drafts, where neither probes nor free drafts interfere."""
         if self.stopping.stop:
             return len(self.stopping.stop.p_min)
         return self._kept[1][0] if self._kept[1] else 0
@@ -175,7 +175,7 @@ class DrafterController:
             self.draft.observe(max(steps), sum(steps), seconds)
         self._last_drafted = drafted
 
-    def rest(self, n_rounds: int, seconds: float) -> None:
+    def skip(self, n_rounds: int, seconds: float) -> None:
         """So many rounds passed without a decision, and the drafters took `seconds` in all."""
         self.acceptance.tick(n_rounds)
         self._held = max(self._held - n_rounds, 0)

@@ -1,6 +1,6 @@
 """Which of several drafters leads, where each takes time: the one that promises most.
 
-A drafter that does not lead shows nothing of itself, so each is given a trial at first, and later
+A drafter that does not active shows nothing of itself, so each is given a trial at first, and later
 on, ever less often, when it may well have become the better one.
 """
 
@@ -17,10 +17,10 @@ _EVERY = 8  # rounds between two comparisons
 
 
 class DrafterSelector:
-    """Keeps the lead from round to round."""
+    """Keeps the active from round to round."""
 
     def __init__(self) -> None:
-        self._lead: DrafterController | None = None
+        self._active: DrafterController | None = None
         self._on_trial: DrafterController | None = None
         self._left = 0  # rounds until the next comparison
         self._now = 0
@@ -31,20 +31,20 @@ class DrafterSelector:
         self,
         candidates: Sequence[DrafterController],
         seqs: Sequence[int],
-        rooms: Sequence[Sequence[int]],
+        requests: Sequence[Sequence[int]],
     ) -> int:
-        """The index of the candidate that drafts now; `rooms[i]` is the i-th one's room in each
+        """The index of the candidate that drafts now; `requests[i]` is the i-th one's room in each
         sequence. The first of them leads before anything is known."""
         self._now += 1
         self._left -= 1
-        now = self._on_trial or self._lead
+        now = self._on_trial or self._active
         if now is not None and self._left > 0:
             at = next((i for i, one in enumerate(candidates) if one is now), None)
             if at is not None:
                 return at
-        return self._compare(candidates, seqs, rooms)
+        return self._compare(candidates, seqs, requests)
 
-    def rest(self, n_rounds: int) -> None:
+    def skip(self, n_rounds: int) -> None:
         """So many rounds have passed in which nobody drafted."""
         self._now += n_rounds
         self._left -= n_rounds
@@ -53,11 +53,11 @@ class DrafterSelector:
         self,
         candidates: Sequence[DrafterController],
         seqs: Sequence[int],
-        rooms: Sequence[Sequence[int]],
+        requests: Sequence[Sequence[int]],
     ) -> int:
-        means = [one.estimate(seqs, room) for one, room in zip(candidates, rooms, strict=True)]
+        means = [one.estimate(seqs, room) for one, room in zip(candidates, requests, strict=True)]
         rates = [max(mean.rates) for mean in means]
-        at = next((i for i, one in enumerate(candidates) if one is self._lead), 0)
+        at = next((i for i, one in enumerate(candidates) if one is self._active), 0)
         best = max(range(len(rates)), key=lambda i: (rates[i], -i))
         if self._on_trial is not None:
             self._book(self._on_trial, won=candidates[best] is self._on_trial)
@@ -65,7 +65,7 @@ class DrafterSelector:
         known = candidates[best].draft.n > 0
         if known and rates[best] > HYSTERESIS * rates[at]:
             at = best
-        self._lead, self._left = candidates[at], _EVERY
+        self._active, self._left = candidates[at], _EVERY
         for i, one in enumerate(candidates):
             if i != at and self._now >= self._next.get(one.name, _FIRST_WAIT):
                 self._on_trial, self._left = one, _TRIAL

@@ -36,23 +36,23 @@ class FixedDepth:
         return self._watchdog.given_up
 
     @property
-    def rest(self) -> int:
+    def n_skip(self) -> int:
         return 0
 
-    def choose(self, rooms: Sequence[DraftRequest]) -> list[DraftLimit]:
-        return [self._limit(room) for room in rooms]
+    def choose(self, requests: Sequence[DraftRequest]) -> list[DraftLimit]:
+        return [self._limit(room) for room in requests]
 
     def _limit(self, room: DraftRequest) -> DraftLimit:
         source = next((name for name in room.drafters if name not in self.given_up), None)
         if source is None:
             return DraftLimit(0)
         n = min(self._n, room.n_max)
-        if room.offer and source == room.offer.source:
-            return DraftLimit(min(n, len(room.offer.confidence)), (), source=source)
+        if room.free_draft and source == room.free_draft.source:
+            return DraftLimit(min(n, len(room.free_draft.confidence)), (), source=source)
         return DraftLimit(n, self._p_min, source=source)
 
-    def record(self, round_: RoundFeedback) -> None:
-        self._watchdog.see(round_)
+    def record(self, feedback: RoundFeedback) -> None:
+        self._watchdog.update(feedback)
 
     def forget(self, seq: int) -> None:
         """Nothing is kept per sequence."""

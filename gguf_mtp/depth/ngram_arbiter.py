@@ -21,11 +21,14 @@ from gguf_mtp.depth.probing import HYSTERESIS
 from gguf_mtp.depth.protocol import DraftRequest, DraftResult
 from gguf_mtp.types import DraftLimit
 
-_MEMORY = 24.0  # judged tokens of a sequence that say how far to trust its offers
+FREE_DRAFT = "free draft"
+"""The reason of a limit that a free draft was given."""
+
+_MEMORY = 24.0  # judged tokens of a sequence that say how far to trust its free drafts
 _TRUST_WEIGHT = 4.0  # of the promise itself, in tokens
 _MOST_TRUST = 1.3
 _MOST = 0.99
-_EVERY = 16  # judged offers between two looks at the calibration
+_EVERY = 16  # judged free drafts between two looks at the calibration
 _YOUNG = 8  # samples of a row count until which its time is taken as low as it may well be
 
 
@@ -40,13 +43,13 @@ class FreeDraftAcceptance:
         self._shown: dict[int, tuple[float, float]] = {}  # accepted and promised tokens
 
     def acceptance(self, seq: int, confidence: Sequence[float]) -> list[float]:
-        """Of each token of an offer, given the ones before it."""
+        """Of each token of a free draft, given the ones before it."""
         hits, promised = self._shown.get(seq, (0.0, 0.0))
         trust = min((hits + _TRUST_WEIGHT) / (promised + _TRUST_WEIGHT), _MOST_TRUST)
         return [min(trust * rate, _MOST) for rate in self._promises(confidence)]
 
     def judge(self, one: DraftResult) -> None:
-        """Learn what became of an offer."""
+        """Learn what became of an free_draft."""
         promises = self._promises(one.confidence[: one.n_judged])
         hits, promised = self._shown.get(one.seq, (0.0, 0.0))
         keep = max(1 - one.n_judged / _MEMORY, 0.0)
@@ -70,8 +73,8 @@ class FreeDraftAcceptance:
 
 
 class Baseline(NamedTuple):
-    """What would be done without offers: `depths` by a drafter that takes time, expected to give
-    `rate` tokens per second; `mean` is the estimate that this comes from."""
+    """What would be done without free drafts: `depths` by a drafter that takes time, expected to
+    give `rate` tokens per second; `mean` is the estimate that this comes from."""
 
     mean: GoodputEstimate
     depths: Depths
@@ -86,14 +89,14 @@ class FreeDraftPlan(NamedTuple):
 
 
 class NgramArbiter:
-    """Decides in which sequences an offer takes the place of another draft, or of none."""
+    """Decides in which sequences a free draft takes the place of another draft, or of none."""
 
     def __init__(self, options: DepthOptions, target: TargetCost) -> None:
         self.options = options
         self.target = target
         self.known: dict[str, FreeDraftAcceptance] = {}
 
-    def offers_of(self, source: str) -> FreeDraftAcceptance:
+    def acceptance_of(self, source: str) -> FreeDraftAcceptance:
         """What is known of a drafter; of a new one, nothing."""
         if source not in self.known:
             self.known[source] = FreeDraftAcceptance(self.options.draft_max)
@@ -101,14 +104,14 @@ class NgramArbiter:
 
     def over(
         self,
-        rooms: Sequence[DraftRequest],
+        requests: Sequence[DraftRequest],
         limits: list[DraftLimit],
         base: Baseline,
         last_rows: int,
     ) -> list[DraftLimit]:
-        """`limits`, with an offer's instead where that promises more. `last_rows` rows were in the
-        last decode."""
-        gains = [self._gains(room) for room in rooms]
+        """`limits`, with a free draft's instead where that promises more. `last_rows` rows were in
+        the last decode."""
+        gains = [self._gains(room) for room in requests]
         if not any(gains) or self._is_hopeless(gains, base):
             return limits
         sending = self._best(gains, base, last_rows)
@@ -116,17 +119,19 @@ class NgramArbiter:
             return limits
         limits = list(limits)
         for i, n in sending.taken.items():
-            offer = rooms[i].offer
-            assert offer
-            limits[i] = DraftLimit(n, (), "offer", offer.source)
+            free_draft = requests[i].free_draft
+            assert free_draft
+            limits[i] = DraftLimit(n, (), FREE_DRAFT, free_draft.source)
         return limits
 
     def _gains(self, room: DraftRequest) -> list[float]:
-        """Expected tokens of a draft of 1, 2, ... tokens of the offer."""
-        if room.offer is None:
+        """Expected tokens of a draft of 1, 2, ... tokens of the free_draft."""
+        if room.free_draft is None:
             return []
         most = min(room.n_max, self.options.draft_max)
-        rates = self.offers_of(room.offer.source).acceptance(room.seq, room.offer.confidence[:most])
+        rates = self.acceptance_of(room.free_draft.source).acceptance(
+            room.seq, room.free_draft.confidence[:most]
+        )
         floor = self.options.draft_p_min
         n = next((k for k, rate in enumerate(rates) if rate < floor), len(rates))
         if n < self.options.draft_min:
@@ -134,8 +139,8 @@ class NgramArbiter:
         return list(accumulate(accumulate(rates[:n], mul)))
 
     def _is_hopeless(self, gains: Sequence[Sequence[float]], base: Baseline) -> bool:
-        """Whether not even all offers at the least that any decode may take would pay: most of the
-        time, and soon told."""
+        """Whether not even all free drafts at the least that any decode may take would pay: most of
+        the time, and soon told."""
         n_seqs = len(gains)
         tokens = n_seqs + sum([gain[-1] for gain in gains if gain])
         tokens += sum([sum(g[:n]) for g, n in zip(base.mean.gain, base.depths, strict=True)])
@@ -155,7 +160,7 @@ class NgramArbiter:
         depths, n_sent, best = list(base.depths), 0, FreeDraftPlan({}, base.rate)
         others = [
             sum(gain[:n]) for gain, n in zip(base.mean.gain, base.depths, strict=True)
-        ]  # expected from drafts that are not offers
+        ]  # expected from drafts that are not free drafts
         least = max(self.options.draft_min, 1)
         base_rows = n_seqs + sum(base.depths)
         most = self._most(n_seqs)
@@ -187,7 +192,7 @@ class NgramArbiter:
 
     def _turning(self, rows: int, last_rows: int, base_rows: int) -> float:
         """Seconds for a decode of another shape than the last one. The way back to what is done
-        without offers is paid for on the way there."""
+        without free drafts is paid for on the way there."""
         if rows == last_rows:
             return 0.0
         return self.target.rebuild * (2 if last_rows == base_rows else 1)

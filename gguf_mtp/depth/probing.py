@@ -17,7 +17,7 @@ from gguf_mtp.depth.goodput import DepthChoice, Depths, GoodputEstimate
 HYSTERESIS = 1.02  # another choice must promise this much more
 
 _SHARE = 0.007  # of all decode time is put aside for probes
-_PURSE = 3.2  # plain rounds put aside at first and at most: 1.5 % of 400 rounds altogether
+_BUDGET = 3.2  # plain rounds put aside at first and at most: 1.5 % of 400 rounds altogether
 _FIRST_WAIT, _LAST_WAIT = 8, 512  # rounds between probes in a direction that does not pay
 _CALM = 0.004  # waits do not grow once probes cost less than this share of the time
 _LEAST_ROUNDS, _MOST_ROUNDS = 2, 32
@@ -59,7 +59,7 @@ class Prober:
         self.probe: Probe | None = None
         self.spent = 0.0
         self.elapsed = 0.0
-        self._purse: float | None = None  # seconds; unknown before a plain round was measured
+        self._budget: float | None = None  # seconds; unknown before a plain round was measured
         self._target = target
         self._now = 0
         self._wait = {True: _FIRST_WAIT, False: _FIRST_WAIT}
@@ -73,33 +73,33 @@ class Prober:
 
     def purse(self, plain: float) -> float:
         """What may be lost to probes now, in plain rounds of `plain` seconds."""
-        return _PURSE if self._purse is None else min(self._purse / plain, _PURSE)
+        return _BUDGET if self._budget is None else min(self._budget / plain, _BUDGET)
 
     def restore(self, left: list[int], length: list[int], purse_s: float) -> None:
         """Go on where another run stopped: a process started anew has no new allowance."""
         for up in (False, True):
             self._next[up] = min(left[up], _LAST_WAIT)
             self._wait[up] = min(max(length[up], _FIRST_WAIT), _LAST_WAIT)
-        self._purse = purse_s
+        self._budget = purse_s
 
     def record(self, seconds: float, target_s: float, recorded: bool) -> None:
         """A round took `seconds`; `recorded`: its target time counted."""
         self._now += 1
         self.elapsed += seconds
-        if self._purse is not None:
-            self._purse += _SHARE * seconds
+        if self._budget is not None:
+            self._budget += _SHARE * seconds
         if self.probe is not None:
             self.probe.n_rounds += 1
             self.probe.n_recorded += recorded
             self.probe.seconds += seconds
             self.probe.target_s = target_s
 
-    def rest(self, n_rounds: int, seconds: float) -> None:
+    def skip(self, n_rounds: int, seconds: float) -> None:
         """So many rounds without a probe passed; they took `seconds` in all."""
         self._now += n_rounds
         self.elapsed += seconds
-        if self._purse is not None:
-            self._purse += _SHARE * seconds
+        if self._budget is not None:
+            self._budget += _SHARE * seconds
 
     def next(
         self,
@@ -149,8 +149,8 @@ class Prober:
         """Book a probe; False, as it does not go on."""
         cost += self._target.rebuild  # on the way back
         self.spent += cost
-        if self._purse is not None:
-            self._purse -= cost
+        if self._budget is not None:
+            self._budget -= cost
         self.probe = None
         self._next_look = self._now
         up = probe.is_up
@@ -179,11 +179,11 @@ class Prober:
 
     def _affords(self, cost: float, view: GoodputEstimate) -> bool:
         """Whether `cost` seconds may be lost. A full purse allows any: then it runs into debt."""
-        full = _PURSE * view.plain
-        if self._purse is None:
-            self._purse = full
-        self._purse = min(self._purse, full)
-        return self._purse >= min(cost, full)
+        full = _BUDGET * view.plain
+        if self._budget is None:
+            self._budget = full
+        self._budget = min(self._budget, full)
+        return self._budget >= min(cost, full)
 
     def _find(
         self, seqs: tuple[int, ...], view: GoodputEstimate, best: DepthChoice, high: GoodputEstimate

@@ -1,7 +1,7 @@
 """The seam between the engine and whoever decides about drafts.
 
-What is asked before a round (`DraftRequest`), what is told after it (`RoundFeedback`), and the decision itself
-(`Depth`); `depth` has those there are.
+What is asked before a round (`DraftRequest`), what is told after it (`RoundFeedback`), and the
+decision itself (`Depth`); `depth` has those there are.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class FreeDraft(NamedTuple):
 class DraftRequest(NamedTuple):
     """A sequence that may draft next; `n_max` tokens fit its max_tokens and context.
 
-    `drafters` may draft for it, the preferred one first; the one that made the `offer`, if any, is
-    among them.
+    `drafters` may draft for it, the preferred one first; the one that made the `free_draft`, if
+    any, is among them.
     """
 
     seq: int
     n_max: int
     drafters: Sequence[str] = ("",)
-    offer: FreeDraft | None = None
+    free_draft: FreeDraft | None = None
 
 
 class DraftResult(NamedTuple):
@@ -61,11 +61,11 @@ class SkippedRounds(NamedTuple):
 class RoundFeedback:
     """What a round cost: times in seconds, from wall clocks read after the work was done.
 
-    `judged` has a sequence's draft, maybe an empty one; `offers` those that were in hand, sent to
-    the target or not, compared with what the answer became. `n_rows` rows of the target decode
+    `judged` has a sequence's draft, maybe an empty one; `free_drafts` those that were in hand, sent
+    to the target or not, compared with what the answer became. `n_rows` rows of the target decode
     verified drafts or continued a sequence, `n_prefill` more were prompt rows. `n_cells` is how
     many positions the decoded sequences held together. Of `draft_s`, `seconds_of` gives each
-    drafter's; all is the only drafter's where it is empty. `rested` came before this round and
+    drafter's; all is the only drafter's where it is empty. `skipped` came before this round and
     after the last one recorded, if any did.
     """
 
@@ -76,9 +76,9 @@ class RoundFeedback:
     target_s: float
     draft_s: float
     other_s: float
-    offers: Sequence[DraftResult] = ()
+    free_drafts: Sequence[DraftResult] = ()
     seconds_of: Mapping[str, float] = field(default_factory=dict)
-    rested: SkippedRounds | None = None
+    skipped: SkippedRounds | None = None
 
 
 class Depth(Protocol):
@@ -86,8 +86,8 @@ class Depth(Protocol):
 
     `n_max` is the largest depth it will ever choose. `given_up` says, by drafter and in a sentence,
     who will not be asked again. `choose` answers each room in order; the `record` that follows
-    covers the same sequences. Where nobody drafts, `rest` further rounds of the same sequences may
-    pass before `choose` is asked again. `forget(seq)`: the sequence has ended.
+    covers the same sequences. Where nobody drafts, `n_skip` further rounds of the same sequences
+    may pass before `choose` is asked again. `forget(seq)`: the sequence has ended.
     """
 
     @property
@@ -95,7 +95,7 @@ class Depth(Protocol):
     @property
     def given_up(self) -> Mapping[str, str]: ...
     @property
-    def rest(self) -> int: ...
-    def choose(self, rooms: Sequence[DraftRequest]) -> list[DraftLimit]: ...
-    def record(self, round_: RoundFeedback) -> None: ...
+    def n_skip(self) -> int: ...
+    def choose(self, requests: Sequence[DraftRequest]) -> list[DraftLimit]: ...
+    def record(self, feedback: RoundFeedback) -> None: ...
     def forget(self, seq: int) -> None: ...

@@ -17,7 +17,7 @@ class DepthReport(NamedTuple):
     `plain_tokens_per_s` is what decoding without drafts would reach (None before it was measured),
     `speed_up` the expected gain over it; `acceptance[k]` of draft position k given the ones before,
     for the positions that were judged at all. `reason`, one sentence, says why `depth` is 0. They
-    are the leading drafter's; `offers` has the acceptance of those that are free.
+    are the leading drafter's; `free_drafts` has the acceptance of those that are free.
     """
 
     plain_tokens_per_s: float | None
@@ -25,31 +25,33 @@ class DepthReport(NamedTuple):
     speed_up: float
     acceptance: tuple[float, ...]
     reason: str | None
-    offers: Mapping[str, tuple[float, ...]] = {}
+    free_drafts: Mapping[str, tuple[float, ...]] = {}
 
 
 def report_of(
     target: TargetCost,
-    lead: DrafterController | None,
-    exchange: NgramArbiter,
+    active: DrafterController | None,
+    arbiter: NgramArbiter,
     given_up: Mapping[str, str],
 ) -> DepthReport:
     """For one sequence that goes on as the last ones did."""
-    offers = {name: one.by_position() for name, one in exchange.known.items()}
+    free_drafts = {name: one.by_position() for name, one in arbiter.known.items()}
     if not target.cells:
-        return DepthReport(None, 0, 1.0, (), "plain decoding speed is still being measured", offers)
-    if lead is None:
+        return DepthReport(
+            None, 0, 1.0, (), "plain decoding speed is still being measured", free_drafts
+        )
+    if active is None:
         plain = 1 / target.mean(2)[1]
-        return DepthReport(plain, 0, 1.0, (), "drafting by n-gram lookup only", offers)
-    plan = lead.outlook()
+        return DepthReport(plain, 0, 1.0, (), "drafting by n-gram lookup only", free_drafts)
+    plan = active.outlook()
     mean = plan.mean
-    judged = sum(seen > 0 for seen in lead.acceptance.shared.seen)
-    reason = given_up.get(lead.name)
-    if reason is None and lead.depth == 0:
+    judged = sum(seen > 0 for seen in active.acceptance.shared.seen)
+    reason = given_up.get(active.name)
+    if reason is None and active.depth == 0:
         reason = reason_off(mean, min(judged, max(target.cells) - 1))
-    speed_up = plan.rate * mean.plain if lead.depth else 1.0
+    speed_up = plan.rate * mean.plain if active.depth else 1.0
     acceptance = tuple(mean.acceptance[0][:judged])
-    return DepthReport(1 / mean.plain, lead.depth, speed_up, acceptance, reason, offers)
+    return DepthReport(1 / mean.plain, active.depth, speed_up, acceptance, reason, free_drafts)
 
 
 def reason_off(mean: GoodputEstimate, most: int) -> str:

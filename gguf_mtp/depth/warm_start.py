@@ -42,7 +42,9 @@ def export_state(depth: AutoDepth) -> dict[str, Any] | None:
         "noise": depth.target.noise,
         "rebuild": depth.target.rebuild,
         "drafters": {name: _exported(one, plain) for name, one in depth.sources.items()},
-        "offers": {name: _bins_of(one.calibration) for name, one in depth.exchange.known.items()},
+        "free_drafts": {
+            name: _bins_of(one.calibration) for name, one in depth.arbiter.known.items()
+        },
     }
 
 
@@ -81,10 +83,12 @@ def _learned(state: object, n_max: int) -> tuple[LearnedState, dict[str, _Probes
         raise ValueError(f"its version is {whole['version']!r}, not {VERSION}")
     target = _target(whole)
     drafters = {str(name): _dict(one) for name, one in _dict(whole["drafters"]).items()}
-    offers = {str(name): _bins(one, n_max) for name, one in _dict(whole["offers"]).items()}
+    free_drafts = {
+        str(name): _bins(one, n_max) for name, one in _dict(whole["free_drafts"]).items()
+    }
     skills = {name: _skill(one, n_max) for name, one in drafters.items()}
     probes = {name: _probes(one["probes"]) for name, one in drafters.items()}
-    return LearnedState(target, skills, offers), probes
+    return LearnedState(target, skills, free_drafts), probes
 
 
 def _skill(one: dict[str, Any], n_max: int) -> DrafterKnowledge:

@@ -23,10 +23,10 @@ class Watchdog:
         self._left: dict[str, int] = {}
         self._n_drafts = n_drafts
 
-    def see(self, round_: RoundFeedback) -> None:
+    def update(self, feedback: RoundFeedback) -> None:
         """Count one round's drafts."""
-        free = [offer.source for offer in round_.offers]
-        for one in round_.judged:
+        free = [free_draft.source for free_draft in feedback.free_drafts]
+        for one in feedback.judged:
             left = self._left.get(one.source, self._n_drafts)
             if not one.n_judged or left <= 0 or one.source in free:
                 continue

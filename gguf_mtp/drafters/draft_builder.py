@@ -11,7 +11,7 @@ class DraftBuilder:
     def __init__(self, ask: Ask) -> None:
         self.ask = ask
         self.tokens: list[int] = []
-        self._laws: list[Distribution | None] = []
+        self._probs: list[Distribution | None] = []
         self._confidence: list[float] = []
         self._stopped = False
 
@@ -23,14 +23,14 @@ class DraftBuilder:
         """Adds the next token, unless the drafter is not confident enough to go on. `logits`:
         float32 [n_vocab], the drafter's."""
         chain, k = self.ask.chain, len(self.tokens)
-        law, sure = chain.look(logits, self.tokens)
+        dist, sure = chain.draft_probs(logits, self.tokens)
         p_min = self.ask.limit.p_min
         if sure == 0 or (k < len(p_min) and sure < p_min[k]):  # 0: its logits are no numbers
             self._stopped = True
             return
-        self.tokens.append(chain.draw(law, self.tokens))
-        self._laws.append(None if len(law.ids) == 1 else law)
+        self.tokens.append(chain.draw(dist, self.tokens))
+        self._probs.append(None if len(dist.ids) == 1 else dist)
         self._confidence.append(sure)
 
     def draft(self, source: str) -> Draft:
-        return Draft(self.tokens, self._laws, self._confidence, source)
+        return Draft(self.tokens, self._probs, self._confidence, source)

@@ -1,8 +1,8 @@
 """The drafters of an engine: who is asked for which sequence, and what is left when one fails.
 
-Free drafters are asked first, for every sequence; the depth decision sees what they offer and says
-who drafts how far. Towards the slots all drafters are one. Knows no drafter by name, and neither
-costs nor acceptance.
+Free drafters are asked first, for every sequence; the depth decision sees what they free draft and
+says who drafts how far. Towards the slots all drafters are one. Knows no drafter by name, and
+neither costs nor acceptance.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Drafting:
         self._drafters = list(drafters)
         self._observers = observers
         self.seconds_of: dict[str, float] = {}  # spent in this round, by drafter
-        self._resting = SkipRounds()
-        self._is_resting = False
+        self._skip_rounds = SkipRounds()
+        self._is_skipping = False
         self._deciding_s = 0.0
 
     @property
@@ -56,19 +56,19 @@ class Drafting:
         self.seconds_of = {}
         if not self._drafters or depth.n_max == 0 or not turns:
             return
-        self._is_resting = self._resting.goes_on(turns)
-        if self._is_resting:
+        self._is_skipping = self._skip_rounds.skips(turns)
+        if self._is_skipping:
             return
         start = time.perf_counter()
         for drafter in self._drafters:
             if drafter.is_free:
-                self._offer(drafter, turns, depth.n_max)
+                self._make_free_draft(drafter, turns, depth.n_max)
         limits = depth.choose([self._room(turn) for turn in turns])
         asked: dict[str, list[tuple[SequenceStep, DraftLimit]]] = {}
         for turn, limit in zip(turns, limits, strict=True):
             turn.limit = limit
-            if limit.n and limit.source == turn.offer.source:
-                turn.draft = _first(turn.offer, limit.n)
+            if limit.n and limit.source == turn.free_draft.source:
+                turn.draft = _first(turn.free_draft, limit.n)
             elif limit.n:
                 asked.setdefault(limit.source, []).append((turn, limit))
         self._deciding_s = time.perf_counter() - start
@@ -93,43 +93,43 @@ class Drafting:
         """Tells the depth decision of a round, and leaves out whom it has given up."""
         if not self._drafters or depth.n_max == 0 or not judged:
             return
-        if self._is_resting and not n_prefill:
-            self._resting.see(times, seconds)
+        if self._is_skipping and not n_prefill:
+            self._skip_rounds.update(times, seconds)
             return
         start = time.perf_counter()
-        depth.record(feedback_of(judged, n_prefill, times, seconds, self._resting.told()))
+        depth.record(feedback_of(judged, n_prefill, times, seconds, self._skip_rounds.take()))
         cost_s = self._deciding_s + time.perf_counter() - start
-        if n_prefill or self._is_resting:  # the next decode has another shape
-            self._resting.end()
+        if n_prefill or self._is_skipping:  # the next decode has another shape
+            self._skip_rounds.end()
         else:
-            self._resting.begin([t for t, _ in judged], depth.rest, cost_s, seconds)
+            self._skip_rounds.begin([t for t, _ in judged], depth.n_skip, cost_s, seconds)
         for name, why in depth.given_up.items():
             drafter = self.drafter(name)
             if drafter is not None:
                 self._stop(drafter, "never_accepted", why)
 
     def _room(self, turn: SequenceStep) -> DraftRequest:
-        offer = turn.offer
+        free_draft = turn.free_draft
         names = [  # a free drafter only with what it has offered
             d.name
             for d in self._drafters
-            if _may(turn, d) and (not d.is_free or d.name == offer.source)
+            if _may(turn, d) and (not d.is_free or d.name == free_draft.source)
         ]
-        made = FreeDraft(offer.source, offer.confidence) if offer.tokens else None
+        made = FreeDraft(free_draft.source, free_draft.confidence) if free_draft.tokens else None
         return DraftRequest(turn.seq, turn.request.n_draft_max() if names else 0, names, made)
 
-    def _offer(self, drafter: Drafter, turns: Sequence[SequenceStep], n_max: int) -> None:
-        """Asks a free drafter for every turn that has no offer yet."""
+    def _make_free_draft(self, drafter: Drafter, turns: Sequence[SequenceStep], n_max: int) -> None:
+        """Asks a free drafter for every turn that has no free draft yet."""
         asking, asks = [], []
         for turn in turns:
             n = min(turn.request.n_draft_max(), n_max)
-            if n > 0 and not turn.offer.tokens and _may(turn, drafter):
+            if n > 0 and not turn.free_draft.tokens and _may(turn, drafter):
                 asking.append(turn)
                 asks.append(Ask(turn.seq, turn.slot.tokens, DraftLimit(n), turn.request.chain))
         drafts = self._run(drafter, partial(drafter.propose, asks)) or [NO_DRAFT] * len(asks)
         for turn, draft in zip(asking, drafts, strict=True):
             if draft.tokens:
-                turn.offer = draft
+                turn.free_draft = draft
 
     def _propose(self, drafter: Drafter, asking: Sequence[tuple[SequenceStep, DraftLimit]]) -> None:
         asks = [Ask(t.seq, t.slot.tokens, limit, t.request.chain) for t, limit in asking]
@@ -194,4 +194,4 @@ def _may(turn: SequenceStep, drafter: Drafter) -> bool:
 
 
 def _first(draft: Draft, n: int) -> Draft:
-    return Draft(draft.tokens[:n], draft.laws[:n], draft.confidence[:n], draft.source)
+    return Draft(draft.tokens[:n], draft.probs[:n], draft.confidence[:n], draft.source)

@@ -54,7 +54,7 @@ class Engine:
         )
         self._target = target
         self._slots = Slots(target, self.drafting, limits.n_seq, limits.n_idle)
-        self._pace = PrefillChunker(limits.n_batch)
+        self._chunker = PrefillChunker(limits.n_batch)
         self._queue: deque[Request] = deque()
         self._n_submitted = 0
         self._inboxes: dict[int, deque[Chunk]] = {}  # by request, of those that `generate` reads
@@ -182,7 +182,7 @@ class Engine:
         self.drafting.draft(turns, self.depth)  # 1 depth, 2 draft
         rows = [t.rows() for t in turns]
         room = self.limits.n_batch - sum(len(r.tokens) for r in rows)
-        unread = self._slots.prompt_rows(min(room, self._pace.n_rows(is_alone=not rows)))
+        unread = self._slots.prompt_rows(min(room, self._chunker.n_rows(is_alone=not rows)))
         prompts = [r for r in unread if not r.n_outputs]
         arriving = self._arriving([r for r in unread if r.n_outputs])
         turns += arriving
@@ -257,7 +257,7 @@ class Engine:
         n_prompt = {r.seq: len(r.tokens) for r in prompts}
         n_prompt |= {t.seq: t.n_prompt for t, _ in judged if t.n_prompt}
         if n_prompt:
-            self._pace.see(sum(n_prompt.values()), times.target_s)
+            self._chunker.update(sum(n_prompt.values()), times.target_s)
             for slot, request in self._slots.active():
                 if slot.seq in n_prompt:
                     request.stats.count_prompt(n_prompt[slot.seq], seconds)

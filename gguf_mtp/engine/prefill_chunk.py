@@ -23,7 +23,7 @@ class PrefillChunker:
         floor = self.FLOOR_ALONE if is_alone and self._n_rows != self.FIRST else self.FLOOR
         return min(max(self._n_rows, floor), self._n_batch)
 
-    def see(self, n_rows: int, seconds: float) -> None:
+    def update(self, n_rows: int, seconds: float) -> None:
         """A decode with `n_rows` prompt rows took `seconds`."""
         if n_rows >= min(self.FLOOR, self._n_rows):
             fitting = int(n_rows * self.CHUNK_S / max(seconds, 1e-6))

@@ -95,7 +95,7 @@ class SequenceStep:
         self.first = last if first is None else first
         self.n_prompt = last - self.first
         self.draft = NO_DRAFT
-        self.offer = NO_DRAFT  # by a free drafter, sent to the target or not
+        self.free_draft = NO_DRAFT  # by a free drafter, sent to the target or not
         self.limit: DraftLimit | None = None  # of the draft; None where nothing drafts
 
     @property
@@ -113,7 +113,7 @@ class SequenceStep:
         chain = self.request.chain
         tokens = self.draft.tokens
         try:
-            verdict = verify(self.draft, lambda k: chain.law(logits[k], tokens[:k]), chain)
+            verdict = verify(self.draft, lambda k: chain.target_probs(logits[k], tokens[:k]), chain)
         except BadLogits as error:
             return Outcome([], 0, 0, "failed", error=error)
         options = self.request.options
@@ -182,7 +182,7 @@ def feedback_of(
     n_prefill: int,
     times: RoundTimes,
     seconds: float,
-    rested: SkippedRounds | None,
+    skipped: SkippedRounds | None,
 ) -> RoundFeedback:
     """What the depth decision learns from a round that took `seconds`."""
     return RoundFeedback(
@@ -196,16 +196,18 @@ def feedback_of(
         target_s=times.target_s,
         draft_s=times.draft_s,
         other_s=times.other_s(seconds),
-        offers=[_compare(t, o.committed) for t, o in judged if t.offer.tokens],
+        free_drafts=[_compare(t, o.committed) for t, o in judged if t.free_draft.tokens],
         seconds_of=times.by_drafter,
-        rested=rested,
+        skipped=skipped,
     )
 
 
 def _compare(turn: SequenceStep, committed: Sequence[int]) -> DraftResult:
-    """The turn's offer against what was committed: a point mass is accepted as often as the target
-    draws it, so that this is the target's verdict whether it was asked or not."""
-    offer = turn.offer
-    n = min(len(offer.tokens), len(committed))
-    n_same = next((k for k in range(n) if offer.tokens[k] != committed[k]), n)
-    return DraftResult(turn.seq, offer.confidence, n_same, min(n_same + 1, n), offer.source)
+    """The turn's free draft against what was committed: a point mass is accepted as often as the
+    target draws it, so that this is the target's verdict whether it was asked or not."""
+    free_draft = turn.free_draft
+    n = min(len(free_draft.tokens), len(committed))
+    n_same = next((k for k in range(n) if free_draft.tokens[k] != committed[k]), n)
+    return DraftResult(
+        turn.seq, free_draft.confidence, n_same, min(n_same + 1, n), free_draft.source
+    )

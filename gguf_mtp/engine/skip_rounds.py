@@ -28,7 +28,7 @@ class SkipRounds:
         self._draft_s = 0.0
         self._cost_s = 0.0
 
-    def goes_on(self, turns: Sequence[SequenceStep]) -> bool:
+    def skips(self, turns: Sequence[SequenceStep]) -> bool:
         """Whether these turns need no decision; then they get the last one's limits."""
         if not self._left or [t.request.id for t in turns] != [id_ for id_, _ in self._turns]:
             self._left = 0
@@ -38,12 +38,12 @@ class SkipRounds:
             turn.limit = limit
         return True
 
-    def see(self, times: RoundTimes, seconds: float) -> None:
+    def update(self, times: RoundTimes, seconds: float) -> None:
         """A round of the rest took `seconds`."""
         self._seconds.append(seconds - times.draft_s)
         self._draft_s += times.draft_s
 
-    def told(self) -> SkippedRounds | None:
+    def take(self) -> SkippedRounds | None:
         """What has passed since this was asked last."""
         if not self._seconds:
             return None

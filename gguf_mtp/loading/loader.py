@@ -118,10 +118,10 @@ def load(path: str | Path, options: LoadOptions | None = None) -> Session:
         )
         depth = _depth(options, frame, limits.fingerprint, stack)
         engine = Engine(target, drafters, depth, limits)
-        lying = actual_placement(settled, model, block)
+        placement = actual_placement(settled, model, block)
         if beside is not None:
-            lying = lying._replace(beside=beside.plan)
-        return Session(engine, model.vocab, facts, stack.pop_all(), lineup.side, lying)
+            placement = placement._replace(beside=beside.plan)
+        return Session(engine, model.vocab, facts, stack.pop_all(), lineup.side, placement)
 
 
 def _line_up(facts: ModelFacts, options: LoadOptions) -> DrafterSelection:

@@ -79,9 +79,9 @@ def memory_advice(plan: OffloadPlan) -> str:
 
 def more_memory(plan: OffloadPlan, subject: Subject, machine: Machine) -> str:
     """What the next part is that did not fit, and what it would bring."""
-    lying = {(t.file, t.name): t.device for t in plan.tensors}
+    places = {(t.file, t.name): t.device for t in plan.tensors}
     for part in subject.parts():
-        if part.kind == "embedding" or lying[part.tensors[0].file, part.tensors[0].name] != CPU:
+        if part.kind == "embedding" or places[part.tensors[0].file, part.tensors[0].name] != CPU:
             continue
         if not keys_of(part, subject):
             continue

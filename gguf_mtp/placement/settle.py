@@ -77,7 +77,7 @@ class ActualPlacement(NamedTuple):
     beside: OffloadPlan | None = None
 
     @property
-    def strays(self) -> dict[str, str]:
+    def misplaced(self) -> dict[str, str]:
         """Tensors that lie elsewhere than planned, with the device they lie on."""
         planned = {(t.file, t.name): t.device for t in self.plan.tensors}
         return {key[1]: d for key, d in self.found.items() if planned.get(key, d) != d}
@@ -85,11 +85,11 @@ class ActualPlacement(NamedTuple):
     def lines(self) -> list[str]:
         """For people: one line, one for a draft model, and one more for what went otherwise than
         planned."""
-        out, strays = [report.line(self.plan)], self.strays
+        out, misplaced = [report.line(self.plan)], self.misplaced
         out += [f"draft model: {report.line(self.beside)}"] if self.beside else []
-        if strays:
-            name, device = next(iter(strays.items()))
-            more = f" and {len(strays) - 1} more" if len(strays) > 1 else ""
+        if misplaced:
+            name, device = next(iter(misplaced.items()))
+            more = f" and {len(misplaced) - 1} more" if len(misplaced) > 1 else ""
             out.append(f"not as planned: {name} is on {device}{more}")
         return out
 
@@ -102,10 +102,10 @@ def actual_placement(settled: CheckedPlan, model: Model, block: Model | None) ->
         files = {t.name: t.file for t in plan.tensors if (t.file == plan.side) == is_side}
         places = owner.places(files) if owner and files else {}
         found |= {(files[name], name): device for name, device in places.items()}
-    lying = ActualPlacement(plan, settled.is_checked, found)
-    for line in lying.lines()[1:]:
+    placement = ActualPlacement(plan, settled.is_checked, found)
+    for line in placement.lines()[1:]:
         log.warning("%s", line)
-    return lying
+    return placement
 
 
 def plan_placement(

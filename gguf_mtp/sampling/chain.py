@@ -23,11 +23,12 @@ from gguf_mtp.types import Distribution, Floats
 class SamplingChain:
     """A `types.Chain`: the parameters of one sequence, what it has seen, and its random numbers.
 
-    With a seed, every draw looks its numbers up by (seed, position, token): the token is
-    argmax(log p + Gumbel noise), a function of the law and the place alone, and the text does not
+    With a seed, every draw looks its numbers up by (seed, position, token): the token is argmax(log
+    p + Gumbel noise), a function of the distribution and the place alone, and the text does not
     depend on what was drafted. A draft that is drawn shares the numbers with the target
     (drafter-invariant speculative decoding, arXiv 2408.07978). Without a seed, draws take numbers
-    from `rng` as they come. `is_coupled`: the same law at the same place gives the same token.
+    from `rng` as they come. `is_coupled`: the same distribution at the same place gives the same
+    token.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class SamplingChain:
         self._is_plain = constraint is None and not changes
         self._is_argmax = self._is_plain and self._filters.takes_the_top
 
-    def law(self, logits: Floats, after: Sequence[int] = ()) -> Distribution:
+    def target_probs(self, logits: Floats, after: Sequence[int] = ()) -> Distribution:
         """The distribution of the token behind `after`. `logits`: float32 [n_vocab].
 
         Raises `BadLogits` for a row with a NaN or +inf, or of nothing but -inf: its maximum shows
@@ -61,18 +62,19 @@ class SamplingChain:
             return Distribution(top, CERTAIN)
         row, seen = self._row(logits, after)
         self._check(row.peak, after)
-        return self._filters.law(row, seen)
+        return self._filters.distribution(row, seen)
 
     def _check(self, peak: float, after: Sequence[int]) -> None:
         if not math.isfinite(peak):
             raise BadLogits(self._n + len(after), peak)
 
-    def look(self, logits: Floats, after: Sequence[int] = ()) -> tuple[Distribution, float]:
+    def draft_probs(self, logits: Floats, after: Sequence[int] = ()) -> tuple[Distribution, float]:
         """What a drafter draws from, and its confidence in one pass over the row.
 
         Mostly the likeliest token alone (`Filters.draws_drafts`). Confidence is the largest
         probability among the tokens near the top: what the rest would add to the sum is left out,
-        for it is a measure to be calibrated, not a law. It is 0 where the logits are no numbers.
+        for it is a measure to be calibrated, not a distribution. It is 0 where the logits are no
+        numbers.
         """
         row, seen = self._row(logits, after)
         if not math.isfinite(row.peak):
@@ -80,19 +82,19 @@ class SamplingChain:
         ids, values = row.top()
         sure = float(1 / np.exp(values - values.max()).sum(dtype=np.float64))
         if self._filters.draws_drafts:
-            return self._filters.law(row, seen), sure
+            return self._filters.distribution(row, seen), sure
         return Distribution(ids[values.argmax()][None], CERTAIN), sure
 
-    def draw(self, law: Distribution, after: Sequence[int] = ()) -> int:
-        """One token drawn from `law`, to stand behind `after`."""
-        if len(law.ids) == 1:
-            return int(law.ids[0])
+    def draw(self, dist: Distribution, after: Sequence[int] = ()) -> int:
+        """One token drawn from `target_probs`, to stand behind `after`."""
+        if len(dist.ids) == 1:
+            return int(dist.ids[0])
         if self.params.seed is not None:
-            noise = uniforms(self.params.seed, self._n + len(after), law.ids)
+            noise = uniforms(self.params.seed, self._n + len(after), dist.ids)
             with np.errstate(divide="ignore"):  # a probability may be 0 after a low temperature
-                return int(law.ids[(np.log(noise) / law.probs).argmax()])
-        at = law.probs.cumsum().searchsorted(self.uniform(), side="right")
-        return int(law.ids[min(int(at), len(law.ids) - 1)])  # the sum may end just below 1
+                return int(dist.ids[(np.log(noise) / dist.probs).argmax()])
+        at = dist.probs.cumsum().searchsorted(self.uniform(), side="right")
+        return int(dist.ids[min(int(at), len(dist.ids) - 1)])  # the sum may end just below 1
 
     def commit(self, tokens: Sequence[int]) -> None:
         """These have joined the answer."""

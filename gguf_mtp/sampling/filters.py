@@ -45,10 +45,10 @@ class Filters:
 
     `changes_rows`: penalties come first, so rows come with them. `counts_late`: they come later.
     `takes_the_top`: temperature 0, and nothing before it that the likeliest token could fall to.
-    `draws_drafts`: a draft drawn from its law is right more often than the likeliest token. So it
-    is where the whole vocabulary may come, at temperature 1 and above; elsewhere the likeliest is
-    as good at the first place, better behind it, and takes no filtering (bench/RESULTS.md, "Ways of
-    drafting").
+    `draws_drafts`: a draft drawn from its distribution is right more often than the likeliest
+    token. So it is where the whole vocabulary may come, at temperature 1 and above; elsewhere the
+    likeliest is as good at the first place, better behind it, and takes no filtering
+    (bench/RESULTS.md, "Ways of drafting").
     """
 
     def __init__(self, params: SamplingParams) -> None:
@@ -68,13 +68,13 @@ class Filters:
         if is_safe and "min_p" in before:
             self._glance = math.log(params.min_p)
 
-    def law(self, row: Row, seen: Seen | None = None) -> Distribution:
+    def distribution(self, row: Row, seen: Seen | None = None) -> Distribution:
         """The distribution of the token; at least one survives. Where anything was filtered, ids
         come by falling probability. `seen` is for penalties that are not the first sampler."""
         if self.takes_the_top:
             return Distribution(np.array([row.best()]), CERTAIN)
         if self._glance is not None and row.is_plain:
-            # The likeliest token passes every filter: alone above min-p, it is the law.
+            # The likeliest token passes every filter: alone above min-p, it is the distribution.
             passing = (row.logits >= row.peak + self._glance).nonzero()[0]
             if len(passing) == 1:
                 return Distribution(passing, CERTAIN)
@@ -86,10 +86,10 @@ class Filters:
         return Distribution(candidates.ids, weights)
 
 
-def probability(law: Distribution, token: int) -> float:
-    """The probability of `token` under `law`; 0 when a filter removed it."""
-    at = (law.ids == token).nonzero()[0]
-    return float(law.probs[at[0]]) if len(at) else 0.0
+def probability(dist: Distribution, token: int) -> float:
+    """The probability of `token` under `target_probs`; 0 when a filter removed it."""
+    at = (dist.ids == token).nonzero()[0]
+    return float(dist.probs[at[0]]) if len(at) else 0.0
 
 
 def _is_active(name: str, params: SamplingParams) -> bool:

@@ -2,7 +2,7 @@
 
 A draft token that was certain to be drafted is kept while it is what the target draws: the draw is
 the target's, whatever was drafted. The same goes where draft and target share their randomness
-(temperature 0, or a seed). A token x that was drawn from a law q is kept with probability
+(temperature 0, or a seed). A token x that was drawn from a distribution q is kept with probability
 min(1, p(x) / q(x)), and the first one refused is replaced by a draw from the positive part of
 p - q: speculative sampling (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318).
 Whatever q was, the output follows p.
@@ -26,7 +26,7 @@ def verify(draft: Draft, target: Callable[[int], Distribution], chain: SamplingC
     """
     tokens = draft.tokens
     for k, token in enumerate(tokens):
-        p, q = target(k), draft.laws[k]
+        p, q = target(k), draft.probs[k]
         if q is None or chain.is_coupled:
             own = chain.draw(p, tokens[:k])
             if own != token:

@@ -13,8 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_layouts import Answers, answers
-from test_tokenizer import lines
 from typer.testing import CliRunner
 
 from gguf_mtp.cli.app import app
@@ -24,6 +22,7 @@ from gguf_mtp.errors import ConversionError, UnsupportedModel
 from gguf_mtp.gguf import model_facts
 from gguf_mtp.llama import ContextOptions, Model, ModelOptions
 from gguf_mtp.types import Rows
+from tests.native.test_layouts import Answers, answers
 from tests.support.checkpoints import INDEX, Entry, changed_demo, holes, read_all, write
 from tests.support.family_checkpoints import (
     GLM,
@@ -36,6 +35,7 @@ from tests.support.family_checkpoints import (
     rounded,
 )
 from tests.support.tokenizers_made import kimi_ranks, write_kimi, write_lite
+from tests.unit.test_tokenizer import lines
 
 pytestmark = pytest.mark.native
 

@@ -102,7 +102,7 @@ def test_mutant_that_belittles_the_law_it_drew_from_is_caught(
     def small(self: DraftBuilder, source: str) -> Draft:
         draft = original(self, source)
         return draft._replace(
-            laws=[law and law._replace(probs=1e-9 * law.probs) for law in draft.laws]
+            probs=[law and law._replace(probs=1e-9 * law.probs) for law in draft.probs]
         )
 
     monkeypatch.setattr(DraftBuilder, "draft", small)
@@ -129,4 +129,4 @@ def test_mutant_that_stops_drafts_at_the_token_drawn_is_caught(
 
 def _first(draft: Draft, n: int) -> Draft:
     tokens: Sequence[int] = draft.tokens[:n]
-    return Draft(tokens, draft.laws[:n], draft.confidence[:n], draft.source)
+    return Draft(tokens, draft.probs[:n], draft.confidence[:n], draft.source)

@@ -72,16 +72,16 @@ def answers(path: Path, placement: PlacementOptions) -> Answers:
             assert stats is not None
             tokens = [t for piece in pieces for t in piece.chunk.tokens]
             out.append((tokens, stats.drafted, stats.accepted))
-        assert session.lying is not None
-        lying = session.lying
-    assert isinstance(lying, ActualPlacement)
-    return out, lying
+        assert session.placement is not None
+        placement = session.placement
+    assert isinstance(placement, ActualPlacement)
+    return out, placement
 
 
 @pytest.fixture(scope="module")
 def on_cpu(path: Path) -> list[tuple[list[int], int, int]]:
-    found, lying = answers(path, PlacementOptions())
-    assert lying.plan.is_on_cpu
+    found, placement = answers(path, PlacementOptions())
+    assert placement.plan.is_on_cpu
     assert sum(accepted for _, _, accepted in found) > 10
     return found
 
@@ -112,11 +112,11 @@ def test_text_and_drafts_do_not_depend_on_the_place(
     on_cpu: list[tuple[list[int], int, int]],
     wishes: dict[str, object],
 ) -> None:
-    found, lying = answers(path, one(lent[0], **wishes))
-    planned = {(t.file, t.name): t.device for t in lying.plan.tensors}
-    assert dict(lying.found) == planned  # tensor by tensor
+    found, placement = answers(path, one(lent[0], **wishes))
+    planned = {(t.file, t.name): t.device for t in placement.plan.tensors}
+    assert dict(placement.found) == planned  # tensor by tensor
     assert ("RPC0" in planned.values()) == (wishes != {"n_gpu_layers": 0})
-    assert lying.is_checked == (wishes != {"n_gpu_layers": 0})
+    assert placement.is_checked == (wishes != {"n_gpu_layers": 0})
     assert found == on_cpu
 
 
@@ -127,19 +127,21 @@ def test_the_block_on_one_device_and_the_trunk_on_the_other(
     both = PlacementOptions(
         rpc=tuple(w.endpoint for w in lent), margin=0, split=(float(n_layer), 2.0)
     )
-    found, lying = answers(path, both)
-    assert set(lying.plan.layers[:-1]) == {"RPC0"}
-    assert lying.plan.layers[-1] == "RPC1"
-    assert dict(lying.found) == {(t.file, t.name): t.device for t in lying.plan.tensors}
+    found, placement = answers(path, both)
+    assert set(placement.plan.layers[:-1]) == {"RPC0"}
+    assert placement.plan.layers[-1] == "RPC1"
+    assert dict(placement.found) == {(t.file, t.name): t.device for t in placement.plan.tensors}
     assert found == on_cpu
 
 
 def test_two_devices_share_the_layers_by_plan(
     path: Path, lent: list[Worker], on_cpu: list[tuple[list[int], int, int]]
 ) -> None:
-    found, lying = answers(path, PlacementOptions(rpc=tuple(w.endpoint for w in lent), margin=0))
-    assert set(lying.plan.layers) == {"RPC0", "RPC1"}
-    assert dict(lying.found) == {(t.file, t.name): t.device for t in lying.plan.tensors}
+    found, placement = answers(
+        path, PlacementOptions(rpc=tuple(w.endpoint for w in lent), margin=0)
+    )
+    assert set(placement.plan.layers) == {"RPC0", "RPC1"}
+    assert dict(placement.found) == {(t.file, t.name): t.device for t in placement.plan.tensors}
     assert found == on_cpu
 
 
@@ -154,10 +156,10 @@ def test_a_side_file_lies_as_planned(
     trunk, side = tmp_path / "trunk.gguf", tmp_path / "mtp-trunk.gguf"
     convert(CHECKPOINT, trunk, ConvertOptions("f32", mtp="drop"))
     convert(CHECKPOINT, side, ConvertOptions("f32", mtp="only"))
-    found, lying = answers(trunk, one(lent[0], **wishes))
-    planned = {(t.file, t.name): t.device for t in lying.plan.tensors}
-    assert lying.is_checked
-    assert dict(lying.found) == planned
+    found, placement = answers(trunk, one(lent[0], **wishes))
+    planned = {(t.file, t.name): t.device for t in placement.plan.tensors}
+    assert placement.is_checked
+    assert dict(placement.found) == planned
     block = {d for (file, name), d in planned.items() if file == str(side) and "nextn" in name}
     assert block == ({CPU} if wishes == {"draft_ngl": 0} else {"RPC0"})
     assert found == on_cpu

@@ -15,6 +15,7 @@ import pytest
 
 from gguf_mtp.converters.checkpoint import Checkpoint
 from gguf_mtp.converters.convert import ConvertOptions, plan
+from gguf_mtp.converters.families import deepseek_v3
 from gguf_mtp.converters.mla import Choices, adapt
 from gguf_mtp.converters.recipes import RECIPES, QuantOptions, choose
 from gguf_mtp.converters.tensors import Adapted
@@ -94,7 +95,7 @@ print("measured", int(peak[1]) * 1024)
 @pytest.fixture(scope="module")
 def adapted(v3: Path) -> Adapted:
     with Checkpoint(v3) as checkpoint:
-        return adapt(checkpoint, Choices())
+        return adapt(checkpoint, Choices(), deepseek_v3.FAMILY)
 
 
 @pytest.fixture(scope="module")

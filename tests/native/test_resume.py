@@ -222,7 +222,7 @@ def test_disk_too_small(
     size = undisturbed.ends[-1]
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=size - 1))
     with pytest.raises(
-        ConversionError, match=f"takes {size:,} bytes, but .* has {size - 1:,} free"
+        ConversionError, match=f"needs {size:,} bytes, but .* has {size - 1:,} free"
     ):
         convert(undisturbed.checkpoint, tmp_path / "out.gguf", OPTIONS)
     assert list(tmp_path.iterdir()) == []

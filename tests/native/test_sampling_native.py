@@ -97,7 +97,8 @@ def distance(law: Distribution, expected: dict[int, float]) -> float:
 
 def furthest() -> float:
     return max(
-        distance(SamplingChain(p, h).law(row), llama_law(row, p, h)) for row, p, h in cases()
+        distance(SamplingChain(p, h).target_probs(row), llama_law(row, p, h))
+        for row, p, h in cases()
     )
 
 

@@ -131,7 +131,7 @@ def simulate(
             trace.see(0, world.target[0], 1.0)
             continue
         n = depth.choose(room)[0].n
-        n_resting = min(depth.rest, most_rest)
+        n_resting = min(depth.n_skip, most_rest)
         probe = depth.prober.probe if isinstance(depth, AutoDepth) else None
         target_s = world.target[n] + (world.rebuild if n + 1 != last_rows else 0.0)
         last_rows = n + 1
@@ -143,7 +143,7 @@ def simulate(
         spell = clock.spell()
         measured = target_s * spell * clock.blur(), draft_s * spell * clock.blur()
         passed = SkippedRounds(1, rested) if rested else None
-        depth.record(RoundFeedback([judged], n + 1, 0, i, *measured, 0.0, rested=passed))
+        depth.record(RoundFeedback([judged], n + 1, 0, i, *measured, 0.0, skipped=passed))
         rested = []
         trace.see(n, target_s + draft_s, expected_tokens(profile, n))
         if probe is not None:

@@ -122,8 +122,10 @@ def test_both_are_loaded_where_they_were_planned(tmp_path: Path) -> None:
                 found[chunk.seq] += chunk.tokens
             if options.draft == "model":
                 assert session.engine.totals.drafted > 0
-                assert session.lying is not None
-                assert re.fullmatch(r"draft model: CPU \d\.\d MiB \(.*\)", session.lying.lines()[1])
+                assert session.placement is not None
+                assert re.fullmatch(
+                    r"draft model: CPU \d\.\d MiB \(.*\)", session.placement.lines()[1]
+                )
         return found
 
     assert answers(options) == answers(replace(options, draft="off", draft_model=None))

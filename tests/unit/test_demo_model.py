@@ -16,9 +16,9 @@ from torch import Tensor
 
 from bench.demo_model import corpus, questions, sources
 from bench.demo_model.export import CONFIG, export, to_fp8
-from bench.demo_model.model import Config, Model
+from bench.demo_model.model import Config, DemoModel
 from bench.demo_model.tokenizer import ASSISTANT, BOS, EOS, USER, train_tokenizer
-from bench.demo_model.train import Plan, batches, held_out_losses, train
+from bench.demo_model.train import TrainingPlan, batches, held_out_losses, train
 
 LICENCE = "  1 This software and database is being provided to you  \n"
 # Lines as WordNet 3.0 has them: offset, file, part, words, pointers | gloss.
@@ -226,7 +226,7 @@ def demo() -> dict[str, Tensor]:
 
 @torch.no_grad()
 def test_the_trained_weights_fit_and_answer_and_draft(demo: dict[str, Tensor]) -> None:
-    model = Model(Config.load(CONFIG)).eval()
+    model = DemoModel(Config.load(CONFIG)).eval()
     model.load_state_dict(demo)
     tokenizer = Tokenizer.from_file(str(CONFIG.with_name("tokenizer.json")))
     prompt = f"{BOS}{USER}What is the capital of France?{ASSISTANT}"
@@ -244,7 +244,7 @@ def test_the_trained_weights_fit_and_answer_and_draft(demo: dict[str, Tensor]) -
 
 @torch.no_grad()
 def test_each_loss_looks_at_the_right_token(demo: dict[str, Tensor]) -> None:
-    model = Model(Config.load(CONFIG)).eval()
+    model = DemoModel(Config.load(CONFIG)).eval()
     model.load_state_dict(demo)
     tokenizer = Tokenizer.from_file(str(CONFIG.with_name("tokenizer.json")))
     capitals = {"France": "Paris", "Japan": "Tokyo", "Italy": "Rome", "Spain": "Madrid"}
@@ -268,9 +268,9 @@ def tiny() -> Config:
 @pytest.mark.slow
 def test_training_lowers_all_three_losses(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model = Model(tiny())
+    model = DemoModel(tiny())
     data = torch.arange(4000) % 7  # what follows is certain, three tokens ahead too
-    plan = Plan(minutes=1, max_steps=150, continues=True, n_batch=1, n_tokens=32)
+    plan = TrainingPlan(minutes=1, max_steps=150, continues=True, n_batch=1, n_tokens=32)
     before = held_out_losses(model, data[:200], plan)
     bias = model.model.layers[1].mlp.gate.e_score_correction_bias
     assert not bias.any()  # measuring moves no bias
@@ -282,7 +282,7 @@ def test_training_lowers_all_three_losses(tmp_path: Path) -> None:
 
 
 def test_windows_hold_the_tokens_that_the_losses_look_at() -> None:
-    plan = Plan(minutes=1, max_steps=1, continues=False, n_batch=3, n_tokens=10)
+    plan = TrainingPlan(minutes=1, max_steps=1, continues=False, n_batch=3, n_tokens=10)
     for window in itertools.islice(batches(torch.arange(100), plan), 20):
         assert window.shape == (3, 13)
         assert (window.diff() == 1).all()
@@ -291,11 +291,11 @@ def test_windows_hold_the_tokens_that_the_losses_look_at() -> None:
 
 
 def test_the_learning_rate_rises_then_falls() -> None:
-    fresh = Plan(minutes=10, max_steps=1000, continues=False)
+    fresh = TrainingPlan(minutes=10, max_steps=1000, continues=False)
     assert fresh.rate(0, 0) == pytest.approx(2.5e-5)
     assert fresh.rate(500, 0.2) == pytest.approx(2.5e-3)  # a plateau for a fifth of the time
     assert fresh.rate(999, 1.0) == pytest.approx(0.04 * 2.5e-3)
-    again = Plan(minutes=10, max_steps=1000, continues=True)
+    again = TrainingPlan(minutes=10, max_steps=1000, continues=True)
     assert again.rate(500, 0.5) == pytest.approx(1.6e-3 * 0.515)
     assert again.progress(100, 480) == pytest.approx(0.8)  # time or steps, whichever is further
     assert again.progress(900, 60) == pytest.approx(0.9)

@@ -94,7 +94,7 @@ class Eager:
     """A mutant: sends every offer whole."""
 
     n_max = MAX_DEPTH
-    rest = 0
+    n_skip = 0
 
     def __init__(self) -> None:
         self.inner = AutoDepth()
@@ -103,8 +103,8 @@ class Eager:
     def choose(self, rooms: Sequence[DraftRequest]) -> list[DraftLimit]:
         limits = self.inner.choose(rooms)
         return [
-            DraftLimit(len(room.offer.confidence), (), "offer", room.offer.source)
-            if room.offer
+            DraftLimit(len(room.free_draft.confidence), (), "free draft", room.free_draft.source)
+            if room.free_draft
             else limit
             for room, limit in zip(rooms, limits, strict=True)
         ]
@@ -159,7 +159,7 @@ def test_an_offer_not_sent_is_learned_from_all_the_same() -> None:
                 [], 1, 0, 9, 1.0, 0.0, 0.0, [DraftResult(0, offer.confidence, 1, 1, COPIER)]
             )
         )
-    known = depth.exchange.offers_of(COPIER)
+    known = depth.arbiter.acceptance_of(COPIER)
     assert known.acceptance(0, offer.confidence)[0] > 0.9
     for _ in range(40):
         depth.record(
@@ -174,7 +174,7 @@ def test_an_offer_not_sent_is_learned_from_all_the_same() -> None:
 
 def test_a_longer_match_is_trusted_more() -> None:
     depth = AutoDepth()
-    known = depth.exchange.offers_of(COPIER)
+    known = depth.arbiter.acceptance_of(COPIER)
     for _ in range(60):
         known.judge(DraftResult(0, [0.5], 0, 1, COPIER))
         known.judge(DraftResult(0, [0.92], 1, 1, COPIER))
@@ -242,5 +242,5 @@ def test_who_copies_alone_leaves_no_other_drafter_behind() -> None:
     for i in range(20):
         depth.choose([DraftRequest(0, MAX_DEPTH, (), None)])
         depth.record(RoundFeedback([DraftResult(0, (), 0, 0)], 1, 0, i, 1.0, 0.0, 0.0))
-    assert depth.rest > 0
+    assert depth.n_skip > 0
     assert depth.sources == {}

@@ -62,7 +62,7 @@ class IgnoresShape:
         self.inner = AutoDepth()
 
     n_max = MAX_DEPTH
-    rest = 0
+    n_skip = 0
     given_up: ClassVar[dict[str, str]] = {}
 
     def choose(self, rooms: Sequence[DraftRequest]) -> list[DraftLimit]:

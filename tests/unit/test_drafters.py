@@ -90,7 +90,7 @@ class Driver:
         assert len(drafts) == len(asks)
         for ask, draft in zip(asks, drafts, strict=True):
             assert len(draft.tokens) <= ask.limit.n
-            assert len(draft.tokens) == len(draft.laws) == len(draft.confidence)
+            assert len(draft.tokens) == len(draft.probs) == len(draft.confidence)
             assert all(0 <= sure <= 1 for sure in draft.confidence)
             assert draft.source == self.drafter.name or not draft.tokens
             assert draft == self.drafter.propose([ask])[0], "propose had a lasting effect"
@@ -221,8 +221,8 @@ def test_sampled_drafts_carry_the_law_they_were_drawn_from() -> None:
     chain = SamplingChain(SamplingParams(1.2, 0, 1.0, 0.0, seed=1))
     [draft] = drafter.propose([Ask(0, tokens, DraftLimit(3), chain)])
     prefix = list(tokens)
-    for token, law in zip(draft.tokens, draft.laws, strict=True):
-        expected = chain.law(logits_after(prefix))
+    for token, law in zip(draft.tokens, draft.probs, strict=True):
+        expected = chain.target_probs(logits_after(prefix))
         assert law is not None
         assert (law.ids == expected.ids).all()
         assert law.probs == pytest.approx(expected.probs)

@@ -58,14 +58,14 @@ def test_each_is_offered_to_the_depth_in_its_order() -> None:
     depth = Listens(2)
     engine = engine_of("ngram,mtp,model", depth)
     collect(engine, [[1, 2, 3], CIRCLE], 4)
-    without = [room for room in depth.rooms if room.offer is None]
-    offered = [room for room in depth.rooms if room.offer]
+    without = [room for room in depth.rooms if room.free_draft is None]
+    offered = [room for room in depth.rooms if room.free_draft]
     assert {tuple(room.drafters) for room in without} == {("mtp", "model")}
     assert {tuple(room.drafters) for room in offered} == {("ngram", "mtp", "model")}
     for room in offered:
-        assert room.offer
-        assert room.offer.source == "ngram"
-        assert 0 < len(room.offer.confidence) <= min(room.n_max, 2)
+        assert room.free_draft
+        assert room.free_draft.source == "ngram"
+        assert 0 < len(room.free_draft.confidence) <= min(room.n_max, 2)
 
 
 def test_offers_are_judged_whoever_drafts() -> None:
@@ -75,7 +75,7 @@ def test_offers_are_judged_whoever_drafts() -> None:
     assert answer == greedy(CIRCLE, 10)
     assert end.stats
     assert set(end.stats.by_drafter) == {"mtp"}
-    offers = [offer for round_ in depth.rounds for offer in round_.offers]
+    offers = [offer for round_ in depth.rounds for offer in round_.free_drafts]
     assert len(offers) > 3
     for offer in offers:  # the text goes in circles: every copy would have been right
         assert offer.source == "ngram"
@@ -87,7 +87,7 @@ def test_a_wrong_offer_is_judged_wrong_at_its_first_token() -> None:
     engine = engine_of("mtp,ngram", depth)
     first, second = greedy([5, 3, 1], 2)  # the first one comes with the prompt
     collect(engine, [[1, first, (second + 1) % 12, 5, 3, 1]], 4)
-    offer = depth.rounds[0].offers[0]
+    offer = depth.rounds[0].free_drafts[0]
     assert (offer.n_accepted, offer.n_judged) == (0, 1)
 
 

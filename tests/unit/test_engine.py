@@ -317,7 +317,7 @@ def exact_pairs(params: SamplingParams) -> np.ndarray:
 
     def dense(tokens: list[int]) -> np.ndarray:
         out = np.zeros(N_VOCAB)
-        ids, probs = chain.law(logits_after(tokens, 1.0))
+        ids, probs = chain.target_probs(logits_after(tokens, 1.0))
         out[ids] = probs
         return out
 

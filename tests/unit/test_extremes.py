@@ -34,7 +34,7 @@ def test_the_largest_and_the_smallest_make_a_distribution(
             frequency_penalty=frequency,
             logit_bias=((0, bias), (4, bias)),
         )
-        law = SamplingChain(params, [0, 2, 2, 4]).law(LOGITS.copy())
+        law = SamplingChain(params, [0, 2, 2, 4]).target_probs(LOGITS.copy())
         assert law.probs.sum() == pytest.approx(1)
         assert (law.probs >= 0).all()
 

@@ -58,7 +58,7 @@ def row_of(n_vocab: int, seed: int) -> np.ndarray:
 def test_samplers_are_what_llama_cpp_defines(n_vocab: int, params: SamplingParams) -> None:
     for seed in range(3):
         logits = row_of(n_vocab, seed)
-        agree(SamplingChain(params).law(logits), by_definition(logits, params))
+        agree(SamplingChain(params).target_probs(logits), by_definition(logits, params))
 
 
 @pytest.mark.parametrize("changes", PENALTIES)
@@ -76,7 +76,7 @@ def test_changed_rows_are_what_llama_cpp_defines(
         prompt += logits.argsort()[-4:].tolist()  # the likeliest ones came too
         mask = rng.random(n_vocab) < 0.3 if is_masked else None
         constraint = Allows(mask) if is_masked else None
-        law = SamplingChain(params, prompt, constraint).law(logits, after)
+        law = SamplingChain(params, prompt, constraint).target_probs(logits, after)
         agree(law, by_definition(logits, params, [*prompt, *after], mask))
 
 
@@ -108,7 +108,10 @@ def test_any_order_is_what_llama_cpp_defines() -> None:
             samplers=tuple(order),
         )
         logits, history = row_of(700, seed), rng.choices(range(700), k=90)
-        agree(SamplingChain(params, history).law(logits), by_definition(logits, params, history))
+        agree(
+            SamplingChain(params, history).target_probs(logits),
+            by_definition(logits, params, history),
+        )
 
 
 @pytest.mark.parametrize("n_vocab", [100, 129_280])
@@ -119,12 +122,14 @@ def test_top_k_is_found_wherever_it_lies(n_vocab: int, spread: float, k: int) ->
     rng = np.random.default_rng(n_vocab + k)
     logits = (spread * rng.standard_normal(n_vocab)).astype(np.float32)
     expected = np.lexsort((np.arange(n_vocab), -logits))[:k]
-    law = Filters(SamplingParams(1.0, k, 1.0, 0.0)).law(Row(logits))
+    law = Filters(SamplingParams(1.0, k, 1.0, 0.0)).distribution(Row(logits))
     assert law.ids.tolist() == expected.tolist()
 
 
 def test_greedy_is_the_first_of_equal_maxima() -> None:
-    law = SamplingChain(SamplingParams(temperature=0)).law(np.array([1, 5, 5, 2], np.float32))
+    law = SamplingChain(SamplingParams(temperature=0)).target_probs(
+        np.array([1, 5, 5, 2], np.float32)
+    )
     assert (law.ids.tolist(), law.probs.tolist()) == ([1], [1.0])
 
 
@@ -135,7 +140,7 @@ def test_a_few_changes_touch_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None
     logits = np.random.default_rng(0).standard_normal(129_280).astype(np.float32)
     before, mask = logits.copy(), np.ones(129_280, bool)
     for p in (params, SamplingParams(temperature=0, repeat_penalty=1.1)):
-        law = SamplingChain(p, range(64), Allows(mask)).law(logits)
+        law = SamplingChain(p, range(64), Allows(mask)).target_probs(logits)
         assert len(law.ids) == 1 if p.temperature == 0 else len(law.ids) > 30
     assert (logits == before).all()
 
@@ -145,15 +150,17 @@ def test_a_ban_gives_way_where_nothing_else_is_allowed() -> None:
     mask[4] = True
     for temperature in (0, 0.8):
         params = SamplingParams(temperature, logit_bias=((4, float("-inf")),))
-        assert SamplingChain(params, (), Allows(mask)).law(row_of(9, 0)).ids.tolist() == [4]
+        assert SamplingChain(params, (), Allows(mask)).target_probs(row_of(9, 0)).ids.tolist() == [
+            4
+        ]
         chain = SamplingChain(SamplingParams(temperature), (), Allows(np.zeros(9, bool)))
-        assert chain.law(row_of(9, 0)).ids[0] == row_of(9, 0).argmax()
+        assert chain.target_probs(row_of(9, 0)).ids[0] == row_of(9, 0).argmax()
 
 
 def test_typical_sampling_may_drop_the_likeliest() -> None:
     """0.4, and 60 times 0.01: the expected surprise is nearer to the rare ones."""
     logits = np.log(np.array([0.4] + [0.01] * 60)).astype(np.float32)
-    law = SamplingChain(SamplingParams(1.0, 0, 1.0, 0.0, typical_p=0.405)).law(logits)
+    law = SamplingChain(SamplingParams(1.0, 0, 1.0, 0.0, typical_p=0.405)).target_probs(logits)
     assert 0 not in law.ids
     assert len(law.ids) == 41  # the first sum above 0.405
 
@@ -165,7 +172,7 @@ def test_mutant_that_measures_top_p_against_what_is_near_is_caught(
     logits = np.concatenate(([9.0], np.zeros(50_000))).astype(np.float32)
     params = SamplingParams(1.0, 0, 0.9, 0.0)
     with pytest.raises(AssertionError):
-        agree(SamplingChain(params).law(logits), by_definition(logits, params))
+        agree(SamplingChain(params).target_probs(logits), by_definition(logits, params))
 
 
 def test_probability_of_a_filtered_token_is_zero() -> None:

@@ -190,10 +190,12 @@ def drafted_path(chain: SamplingChain, rows: np.ndarray, guesses: np.ndarray) ->
     while not path or path[-1] not in (END, STOP):
         tokens, laws = [], []
         while len(tokens) < 2 and not {END, STOP} & set(tokens):
-            law, _ = chain.look(guesses[len(path) + len(tokens)], tokens)
+            law, _ = chain.draft_probs(guesses[len(path) + len(tokens)], tokens)
             tokens.append(chain.draw(law, tokens))
             laws.append(law)
-        judged = [chain.law(rows[len(path) + k], tokens[:k]) for k in range(len(tokens) + 1)]
+        judged = [
+            chain.target_probs(rows[len(path) + k], tokens[:k]) for k in range(len(tokens) + 1)
+        ]
         draft = Draft(tokens, laws, [1.0] * len(tokens), "test")
         verdict = verify(draft, judged.__getitem__, chain)
         new = [*tokens[: verdict.n_accepted], verdict.next_token]
@@ -224,7 +226,7 @@ def test_the_mask_comes_before_the_filters() -> None:
     logits[[ord("a"), ord("b"), ord("c")]] = 1, 0, -1
     follower = GRAMMARS.compile("start: /[a-c]/").follow()
     params = SamplingParams(temperature=1.0, top_k=2, top_p=1.0, min_p=0.0)
-    law = SamplingChain(params, (), follower).law(logits)
+    law = SamplingChain(params, (), follower).target_probs(logits)
     assert list(law.ids) == [ord("a"), ord("b")]
     np.testing.assert_allclose(law.probs, [np.e / (np.e + 1), 1 / (np.e + 1)], rtol=1e-6)
 

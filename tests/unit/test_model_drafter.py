@@ -84,8 +84,8 @@ def test_drafts_carry_the_law_they_were_drawn_from_after_what_was_drafted() -> N
     tokens = [3, 1, 4]
     [draft] = drafter.propose([Ask(0, tokens, DraftLimit(3), chain)])
     prefix = list(tokens)
-    for token, law in zip(draft.tokens, draft.laws, strict=True):
-        expected = chain.look(logits_after(prefix), prefix[3:])[0]
+    for token, law in zip(draft.tokens, draft.probs, strict=True):
+        expected = chain.draft_probs(logits_after(prefix), prefix[3:])[0]
         assert law is not None
         assert (law.ids == expected.ids).all()
         assert law.probs == pytest.approx(expected.probs)

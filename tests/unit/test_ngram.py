@@ -26,7 +26,7 @@ def test_what_followed_before_is_drafted() -> None:
     found = draft([A, B, C, D, E, F, A, B])
     assert found.tokens == [C, D, E, F]
     assert found.source == "ngram"
-    assert found.laws == [None] * 4
+    assert found.probs == [None] * 4
 
 
 @pytest.mark.parametrize("tokens", [[A], [A, A], [A, B, C, A], [A, B, C, B, A]])

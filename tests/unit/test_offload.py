@@ -57,12 +57,12 @@ def test_a_part_waits_only_for_want_of_room(what: Subject, free: int) -> None:
     """On one device, in the order of worth: what is left out would not have fitted any more."""
     where = machine([free])
     plan = fit(what, where)
-    lying = {(t.file, t.name): t.device for t in plan.tensors}
+    places = {(t.file, t.name): t.device for t in plan.tensors}
     room = where.devices[0].budget - plan.used("GPU0")
     if room < 0 or plan.is_on_cpu:
         return
     for part in what.parts():
-        device = lying[part.tensors[0].file, part.tensors[0].name]
+        device = places[part.tensors[0].file, part.tensors[0].name]
         if device == CPU and part.kind in ("experts", "dense"):
             assert part.n_bytes > room - 40 * MIB  # buffers may be set aside and not needed
 
@@ -73,9 +73,9 @@ def test_the_order_of_worth() -> None:
     whole: dict[str, int] = {}
     for free in range(0, 400 * MIB, MIB):
         plan = fit(what, machine([free]))
-        lying = {t.name: t.device for t in plan.tensors}
+        places = {t.name: t.device for t in plan.tensors}
         kinds = {part.kind for part in what.parts()}
-        waiting = {p.kind for p in what.parts() if lying[p.tensors[0].name] == CPU}
+        waiting = {p.kind for p in what.parts() if places[p.tensors[0].name] == CPU}
         for kind in kinds - waiting:
             whole.setdefault(kind, free)
     assert whole["block"] < whole["attention"] < whole["head"] < whole["block experts"]
@@ -102,8 +102,8 @@ def test_other_machines_take_whole_layers(what: Subject, free: list[int], n_remo
     plan = fit(what, machine(free, n_remote))
     remote = {d.name for d in plan.devices if d.is_remote}
     for i, device in enumerate(plan.layers):
-        lying = {t.device for t in plan.tensors if layer_of(t.name) == i}
-        assert not (lying & remote) or lying == {device}
+        places = {t.device for t in plan.tensors if layer_of(t.name) == i}
+        assert not (places & remote) or places == {device}
 
 
 def test_two_other_machines_share_the_layers() -> None:

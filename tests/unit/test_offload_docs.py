@@ -48,10 +48,10 @@ def test_json_is_one_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     found = json.loads(CliRunner().invoke(app, command.split()).stdout)
     assert [d["name"] for d in found["devices"]] == ["GPU0", "CPU"]
     assert all(d["used"] <= d["budget"] for d in found["devices"])
-    lying = {t["name"]: t["device"] for t in found["tensors"]}
-    assert lying["blk.61.nextn.eh_proj.weight"] == lying["blk.0.attn_output.weight"] == "GPU0"
-    assert lying["token_embd.weight"] == lying["blk.30.ffn_up_exps.weight"] == "CPU"
-    assert len(lying) == 1108
+    places = {t["name"]: t["device"] for t in found["tensors"]}
+    assert places["blk.61.nextn.eh_proj.weight"] == places["blk.0.attn_output.weight"] == "GPU0"
+    assert places["token_embd.weight"] == places["blk.30.ffn_up_exps.weight"] == "CPU"
+    assert len(places) == 1108
     assert found["context"]["cells"] == 4 * 8192
     assert found["context"]["cache_type_k"] == "q8_0"
     # One cell of a layer is 576 values: 18 blocks of 34 bytes.

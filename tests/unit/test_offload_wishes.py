@@ -37,9 +37,9 @@ def test_by_hand_as_llama_cpp_counts() -> None:
     kept = {layer_of(t.name) for t in moe.tensors if is_routed(t.name) and t.device == CPU}
     assert kept == {1}  # layer 0 is dense
     named = manual(what, two, ByHand(overrides=((r"blk\.[01]\.attn", "GPU1"), ("attn", CPU))))
-    lying = {t.name: t.device for t in named.tensors}
-    assert lying["blk.1.attn_output.weight"] == "GPU1"
-    assert lying["blk.2.attn_output.weight"] == CPU
+    places = {t.name: t.device for t in named.tensors}
+    assert places["blk.1.attn_output.weight"] == "GPU1"
+    assert places["blk.2.attn_output.weight"] == CPU
 
 
 @settings(deadline=None, max_examples=100)
@@ -180,9 +180,9 @@ def test_a_side_file_s_block_is_placed() -> None:
     what = dataclasses.replace(own, facts=trunk, side=side)
     plan = fit(what, machine([400 * MIB]))
     assert plan.side == "mtp.gguf"
-    lying = {(t.file, t.name): t.device for t in plan.tensors}
-    assert lying["mtp.gguf", "output.weight"] == "GPU0"
-    assert lying["mtp.gguf", "token_embd.weight"] == CPU
+    places = {(t.file, t.name): t.device for t in plan.tensors}
+    assert places["mtp.gguf", "output.weight"] == "GPU0"
+    assert places["mtp.gguf", "token_embd.weight"] == CPU
     assert plan.used("GPU0") > fit(own, machine([400 * MIB])).weights("GPU0")
 
 

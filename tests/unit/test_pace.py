@@ -12,7 +12,7 @@ def settle(rows_per_s: float, is_alone: bool, n_batch: int = 512) -> tuple[int, 
     pace, n = PrefillChunker(n_batch), 0
     for _ in range(12):
         n = pace.n_rows(is_alone)
-        pace.see(n, n / rows_per_s)
+        pace.update(n, n / rows_per_s)
     return n, n / rows_per_s
 
 
@@ -35,7 +35,7 @@ def test_the_first_chunk_is_small_whatever_the_machine() -> None:
 
 def test_the_short_end_of_a_prompt_says_nothing_about_speed() -> None:
     pace = PrefillChunker(512)
-    pace.see(64, 0.1)
+    pace.update(64, 0.1)
     before = pace.n_rows(False)
-    pace.see(1, 0.9)
+    pace.update(1, 0.9)
     assert pace.n_rows(False) == before

@@ -33,7 +33,7 @@ class Sleepy(FixedDepth):
         self.is_calm = True
 
     @property
-    def rest(self) -> int:
+    def n_skip(self) -> int:
         return self.longest if self.is_calm else 0
 
     def choose(self, rooms: Sequence[DraftRequest]) -> list[DraftLimit]:
@@ -59,15 +59,15 @@ def test_a_rest_is_neither_asked_nor_told_and_then_told_whole() -> None:
     [answer], _ = collect(engine, [[1, 2, 3]], 14)
     assert answer == greedy([1, 2, 3], 14)
     assert len(depth.asked) == len(depth.rounds) == 4  # rounds 2, 6, 10 and 14
-    assert depth.rounds[0].rested is None
+    assert depth.rounds[0].skipped is None
     reports = [r for r in seen.rounds if r.parts][1:]  # the first one reads the prompt
     assert {r.parts[0].reason for r in reports} == {"asleep"}
     for k, told in enumerate(depth.rounds[1:]):
         passed = reports[4 * k + 1 : 4 * k + 4]
-        assert told.rested
-        assert told.rested.n_rows == 1
-        assert list(told.rested.seconds) == pytest.approx([r.target_s + r.other_s for r in passed])
-        assert told.rested.draft_s == pytest.approx(sum(r.draft_s for r in passed))
+        assert told.skipped
+        assert told.skipped.n_rows == 1
+        assert list(told.skipped.seconds) == pytest.approx([r.target_s + r.other_s for r in passed])
+        assert told.skipped.draft_s == pytest.approx(sum(r.draft_s for r in passed))
 
 
 def test_what_is_drafted_after_a_rest_follows_from_all_that_passed() -> None:
@@ -94,8 +94,8 @@ def test_another_sequence_ends_a_rest() -> None:
     engine.step()
     both = depth.asked[1]
     assert sorted(both) == [0, 1]
-    assert depth.rounds[1].rested
-    assert len(depth.rounds[1].rested.seconds) == 4
+    assert depth.rounds[1].skipped
+    assert len(depth.rounds[1].skipped.seconds) == 4
     while not engine.is_idle:
         engine.step()
     assert depth.asked == [alone, both, alone]
@@ -116,18 +116,18 @@ def test_another_request_in_the_same_place_ends_a_rest() -> None:
 )
 def test_a_rest_is_as_long_as_makes_deciding_cheap(cost_s: float, n_rounds: int) -> None:
     """Half a percent of rounds of 10 ms are 50 us a round."""
-    resting = SkipRounds()
+    skipping = SkipRounds()
     turn = SequenceStep(Slot(0), Request(1, [1], GREEDY, 9))
     turn.limit = DraftLimit(0)
-    resting.begin([turn], 31, cost_s, 0.01)
+    skipping.begin([turn], 31, cost_s, 0.01)
     passed = 0
-    while resting.goes_on([turn]):
-        resting.see(RoundTimes(0.0, 0.01, {"mtp": 0.001}), 0.011)
+    while skipping.skips([turn]):
+        skipping.update(RoundTimes(0.0, 0.01, {"mtp": 0.001}), 0.011)
         passed += 1
     assert passed == n_rounds
-    told = resting.told()
+    told = skipping.take()
     assert (told is None) == (n_rounds == 0)
     if told:
         assert list(told.seconds) == pytest.approx([0.01] * n_rounds)
         assert told.draft_s == pytest.approx(0.001 * n_rounds)
-    assert resting.told() is None
+    assert skipping.take() is None

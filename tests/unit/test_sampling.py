@@ -98,7 +98,7 @@ def test_noise_is_uniform_and_independent() -> None:
 def test_a_very_low_temperature_draws_the_likeliest() -> None:
     logits = np.array([1.0, 9.0, 4.0], np.float32)
     chain = SamplingChain(SamplingParams(1e-3, 0, 1.0, 0.0, seed=1))
-    assert {chain.draw(chain.law(logits), range(k)) for k in range(50)} == {1}
+    assert {chain.draw(chain.target_probs(logits), range(k)) for k in range(50)} == {1}
 
 
 @pytest.mark.parametrize("spread", [0.5, 3.0])
@@ -106,7 +106,7 @@ def test_a_look_is_the_likeliest_token_and_its_softmax_near_the_top(spread: floa
     logits = (spread * np.random.default_rng(1).standard_normal(5000)).astype(np.float32)
     near = softmax(logits[logits >= logits.max() - 8])
     for params in (SamplingParams(temperature=0), SamplingParams(1.0), SamplingParams(seed=1)):
-        law, sure = SamplingChain(params).look(logits)
+        law, sure = SamplingChain(params).draft_probs(logits)
         assert law.ids.tolist() == [logits.argmax()]
         assert sure == pytest.approx(near.max(), rel=1e-5)
 
@@ -115,17 +115,17 @@ def test_a_look_is_the_likeliest_token_and_its_softmax_near_the_top(spread: floa
 def test_a_look_is_the_law_where_everything_may_come(temperature: float) -> None:
     chain = SamplingChain(SamplingParams(temperature, 0, 1.0, 0.0))
     logits = np.random.default_rng(1).standard_normal(5000).astype(np.float32)
-    law, expected = chain.look(logits)[0], chain.law(logits)
+    law, expected = chain.draft_probs(logits)[0], chain.target_probs(logits)
     assert len(law.ids) == 5000
     assert law.probs.tolist() == expected.probs.tolist()
     for params in (SamplingParams(0.9, 0, 1.0, 0.0), SamplingParams(1.0, 0, 0.99, 0.0)):
-        assert len(SamplingChain(params).look(logits)[0].ids) == 1
+        assert len(SamplingChain(params).draft_probs(logits)[0].ids) == 1
 
 
 def test_a_look_knows_penalties_and_what_is_allowed() -> None:
     logits = np.array([5, 4, 3, 1], np.float32)
     params = SamplingParams(0.7, presence_penalty=10.0, logit_bias=((1, float("-inf")),))
-    assert SamplingChain(params).look(logits, [0])[0].ids.tolist() == [2]
+    assert SamplingChain(params).draft_probs(logits, [0])[0].ids.tolist() == [2]
 
 
 def test_penalties_slide_over_prompt_answer_and_draft() -> None:
@@ -134,7 +134,7 @@ def test_penalties_slide_over_prompt_answer_and_draft() -> None:
     chain, logits = SamplingChain(params, [0, 1, 2, 3]), np.zeros(8, np.float32)
 
     def banned(after: list[int]) -> set[int]:
-        law = chain.law(logits, after)
+        law = chain.target_probs(logits, after)
         return {int(i) for i, p in zip(law.ids, law.probs, strict=True) if p < 1e-9}
 
     assert banned([]) == {1, 2, 3}
@@ -154,7 +154,7 @@ def test_penalties_count_as_a_plain_count_does() -> None:
     chain = SamplingChain(params, history)
     for _ in range(40):
         after = rng.integers(0, 9, rng.integers(0, 5)).tolist()
-        law, counts = chain.law(logits, after), Counter([*history, *after][-10:])
+        law, counts = chain.target_probs(logits, after), Counter([*history, *after][-10:])
         expected = softmax(np.array([-0.5 * counts[i] for i in range(9)]))
         assert law.probs[law.ids.argsort()] == pytest.approx(expected, rel=1e-5)
         new = rng.integers(0, 9, rng.integers(0, 4)).tolist()
@@ -164,7 +164,7 @@ def test_penalties_count_as_a_plain_count_does() -> None:
 
 def test_a_bias_for_no_token_does_nothing() -> None:
     chain = SamplingChain(SamplingParams(logit_bias=((1 << 30, 5.0),)))
-    assert chain.law(np.array([0, 9], np.float32)).ids.tolist() == [1]
+    assert chain.target_probs(np.array([0, 9], np.float32)).ids.tolist() == [1]
 
 
 # -- values --------------------------------------------------------------------------------------

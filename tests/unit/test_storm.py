@@ -34,7 +34,7 @@ class Whim:
     def __init__(self, n_max: int, seed: int) -> None:
         self.n_max = n_max
         self.given_up: dict[str, str] = {}
-        self.rest = 0
+        self.n_skip = 0
         self.rng = random.Random(seed)
         self.n_offers = 0
         self.n_accepted = 0
@@ -47,13 +47,13 @@ class Whim:
             return DraftLimit(0)
         source = self.rng.choice(list(room.drafters))
         most = min(room.n_max, self.n_max)
-        if room.offer and source == room.offer.source:
-            most = min(most, len(room.offer.confidence))
+        if room.free_draft and source == room.free_draft.source:
+            most = min(most, len(room.free_draft.confidence))
         return DraftLimit(self.rng.randint(0, most), source=source)
 
     def record(self, round_: RoundFeedback) -> None:
         """An offer that was sent is judged by comparison as by the target."""
-        for offer in round_.offers:
+        for offer in round_.free_drafts:
             assert offer.n_accepted <= offer.n_judged <= len(offer.confidence)
             [sent] = [j for j in round_.judged if j.seq == offer.seq]
             if sent.source == offer.source:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_tokenizer import lines
 
 from gguf_mtp.converters import tiktoken
 from gguf_mtp.converters.byte_level import as_bytes, spell
@@ -20,6 +19,7 @@ from gguf_mtp.converters.tokenizer import vocabulary
 from gguf_mtp.errors import ConversionError
 from tests.support.checkpoints import Entry, changed_demo, holes
 from tests.support.tokenizers_made import KIMI_NAMED, kimi_ranks, write_kimi
+from tests.unit.test_tokenizer import lines
 
 N_RANKS, N_VOCAB = 3000, 4096
 BYTES = {bytes([b]): b for b in range(256)}

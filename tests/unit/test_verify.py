@@ -83,7 +83,7 @@ def test_mutant_that_misstates_the_drafts_law_is_caught() -> None:
     flat = Distribution(Q.ids, np.full(3, 1 / 3))
 
     def mutant(chain: SamplingChain) -> Draft:
-        return sampled(chain)._replace(laws=[flat, flat])
+        return sampled(chain)._replace(probs=[flat, flat])
 
     assert chi_square(outputs(mutant, 5_000)) > BOUND
 
