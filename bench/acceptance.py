@@ -171,7 +171,7 @@ def measured(session: Session, way: DraftingMethod, params: Sequence[SamplingPar
     text = (Path(__file__).parent / "prompts" / "held_out.json").read_text(encoding="utf-8")
     rows = RecordedRows(way.verify)
     per_round, sums = [], Stats()
-    with patch.object(request, "verify", rows), patch.object(request, "Chain", chains(way)):
+    with patch.object(request, "verify", rows), patch.object(request, "SamplingChain", chains(way)):
         for prompt in json.loads(text):
             asked = session.chat_tokens([{"role": "user", "content": prompt}])
             total = Stats()

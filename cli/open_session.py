@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from ..drafters.registry import label_of
 from ..loading.loader import LoadOptions, load
 from ..session import Session
 from .options import ModelArgs
@@ -38,9 +39,10 @@ def demo_path(kind: str = "q8_0") -> Path:
 def describe(session: Session) -> str:
     """The start-up line: what was loaded, and what drafts."""
     facts, engine = session.facts, session.engine
-    block = f"the MTP block in {Path(session.side.path).name}" if session.side else "its MTP block"
-    words = {"ngram": "copies", "mtp": block, "model": "a draft model"}
-    drafters = " and ".join(words.get(name, name) for name in engine.drafting.names)
+    labels = {name: label_of(name) for name in engine.drafting.names}
+    if session.side:
+        labels["mtp"] = f"the MTP block in {Path(session.side.path).name}"
+    drafters = " and ".join(labels[name] for name in engine.drafting.names)
     drafting = (
         f"drafting with {drafters}, up to {engine.depth.n_max} tokens per round"
         if engine.is_drafting

@@ -118,7 +118,7 @@ def plan(
     machine = _machine(machine_args)
     beside = fit(draft, machine) if draft else None
     if beside:
-        machine = machine.beside(beside)
+        machine = machine.without(beside)
     made = fit(subject, machine)
     found = document(made, subject, machine)
     if beside:
@@ -167,10 +167,11 @@ def _drafting(facts: ModelFacts, file: Path) -> tuple[ModelFacts | None, ModelFa
     """The file as an MTP block, or as a draft model; of a model that is only announced there are no
     weights to compare it with."""
     from ..gguf import model_facts, side_file
-    from ..loading.select import read_draft
+    from ..loading.select import assign_file
 
     if Path(facts.path).is_file():
-        return read_draft(facts, file)
+        spec, found = assign_file(facts, file)
+        return (found, None) if spec.needs_block else (None, found)
     if model_facts.is_side_file(model_facts.read_any(file)):
         return side_file.read(file), None
     return None, model_facts.read(file)

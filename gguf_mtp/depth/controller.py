@@ -52,7 +52,7 @@ class AutoDepth:
     def __init__(self, options: DepthOptions | None = None) -> None:
         self.options = options or DepthOptions()
         self.target = TargetCost()
-        self.sources: dict[str, DrafterController] = {}
+        self.controllers: dict[str, DrafterController] = {}
         self.arbiter = NgramArbiter(self.options, self.target)
         self._selector = DrafterSelector()
         self._watchdog = Watchdog()
@@ -66,19 +66,19 @@ class AutoDepth:
         """Begin with what another run has learned instead of with plain rounds."""
         self.target = learned.target
         self.arbiter = NgramArbiter(self.options, self.target)
-        self.sources = {}
+        self.controllers = {}
         for name, skill in learned.skills.items():
-            source = self.source(name)
-            source.draft, source.stopping.calibration = skill.draft, skill.calibration
-            source.acceptance = Acceptance(self.options.draft_max, skill.shared)
+            controller = self.controller(name)
+            controller.draft, controller.stopping.calibration = skill.draft, skill.calibration
+            controller.acceptance = Acceptance(self.options.draft_max, skill.shared)
         for name, calibration in learned.free_drafts.items():
             self.arbiter.acceptance_of(name).calibration = calibration
 
-    def source(self, name: str) -> DrafterController:
+    def controller(self, name: str) -> DrafterController:
         """What is known of a drafter that takes time; of a new one, nothing."""
-        if name not in self.sources:
-            self.sources[name] = DrafterController(name, self.options, self.target)
-        return self.sources[name]
+        if name not in self.controllers:
+            self.controllers[name] = DrafterController(name, self.options, self.target)
+        return self.controllers[name]
 
     @property
     def n_max(self) -> int:
@@ -96,11 +96,11 @@ class AutoDepth:
     @property
     def prober(self) -> Prober:
         """Of the drafter that leads."""
-        return (self._active or self.source("")).prober
+        return (self._active or self.controller("")).prober
 
     def forget(self, seq: int) -> None:
-        for source in self.sources.values():
-            source.forget(seq)
+        for controller in self.controllers.values():
+            controller.forget(seq)
         for free_drafts in self.arbiter.known.values():
             free_drafts.forget(seq)
         self._last_rows = 0  # the next decode follows a prompt
@@ -120,8 +120,8 @@ class AutoDepth:
     def _choose(self, requests: Sequence[DraftRequest], is_starting: bool) -> list[DraftLimit]:
         active, room = self._active_for(requests)
         if active is None or is_starting:
-            for source in self.sources.values():
-                source.pause()
+            for controller in self.controllers.values():
+                controller.pause()
             reason = "measuring plain speed" if is_starting else "nothing to draft"
             limits = [DraftLimit(0, (), reason)] * len(requests)
             if is_starting:
@@ -153,8 +153,8 @@ class AutoDepth:
             for name in one.drafters:
                 if name != free and name not in self.given_up:
                     names[name] = None
-        candidates = [self.source(name) for name in names]
-        spaces = [self._space(source.name, requests) for source in candidates]
+        candidates = [self.controller(name) for name in names]
+        spaces = [self._space(controller.name, requests) for controller in candidates]
         able = [i for i, space in enumerate(spaces) if any(space)]
         if not able:
             return None, []
@@ -191,9 +191,9 @@ class AutoDepth:
         recorded = self._record_target(feedback)
         limits = dict(zip(self._seqs, self._given, strict=True))
         drafts = [(one, limits.get(one.seq, DraftLimit(0))) for one in feedback.judged]
-        for source in self.sources.values():
-            spent = feedback.seconds_of.get(source.name, 0.0)
-            source.record(drafts, spent if feedback.seconds_of else feedback.draft_s)
+        for controller in self.controllers.values():
+            spent = feedback.seconds_of.get(controller.name, 0.0)
+            controller.record(drafts, spent if feedback.seconds_of else feedback.draft_s)
         for free_draft in feedback.free_drafts:
             self.arbiter.acceptance_of(free_draft.source).judge(free_draft)
         self._watchdog.update(feedback)
@@ -207,8 +207,8 @@ class AutoDepth:
         n_rounds = len(skipped.seconds)
         for seconds in skipped.seconds:
             self.target.observe(skipped.n_rows, seconds, same_shape=True)
-        for source in self.sources.values():
-            source.skip(n_rounds, skipped.draft_s)
+        for controller in self.controllers.values():
+            controller.skip(n_rounds, skipped.draft_s)
         self._selector.skip(n_rounds)
         if self._active is not None:
             self._active.prober.skip(n_rounds, sum(skipped.seconds) + skipped.draft_s)

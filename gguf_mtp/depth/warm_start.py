@@ -41,7 +41,7 @@ def export_state(depth: AutoDepth) -> dict[str, Any] | None:
         "target": {str(m): [seconds, n] for m, (seconds, n) in known.items()},
         "noise": depth.target.noise,
         "rebuild": depth.target.rebuild,
-        "drafters": {name: _exported(one, plain) for name, one in depth.sources.items()},
+        "drafters": {name: _exported(one, plain) for name, one in depth.controllers.items()},
         "free_drafts": {
             name: _bins_of(one.calibration) for name, one in depth.arbiter.known.items()
         },
@@ -73,7 +73,7 @@ def import_state(depth: AutoDepth, state: object) -> str | None:
     depth.warm_start(learned)
     plain = learned.target.mean(2)[1]
     for name, one in probes.items():
-        depth.source(name).prober.restore(one.left, one.length, one.purse * plain)
+        depth.controller(name).prober.restore(one.left, one.length, one.purse * plain)
     return None
 
 

@@ -11,9 +11,13 @@ sampling (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from gguf_mtp.drafters.draft_builder import DraftBuilder
-from gguf_mtp.types import Ask, Decoder, Draft, Output, Rows
+from gguf_mtp.drafters.spec import DrafterSpec, DraftParts
+from gguf_mtp.errors import UnsupportedModel
+from gguf_mtp.gguf import cache_layout, model_facts, vocabularies
+from gguf_mtp.types import Ask, Decoder, Draft, ModelFacts, Output, Rows
 
 
 class ModelDrafter:
@@ -89,3 +93,39 @@ class ModelDrafter:
             for run, tokens, n_outputs in parts
         ]
         return self._context.decode(rows).outputs
+
+
+# -- what the registry knows of it --------------------------------------------------------------
+
+
+def _build(parts: DraftParts) -> ModelDrafter:
+    return ModelDrafter(*parts.model())
+
+
+def _why_not(_target: ModelFacts, file: ModelFacts | None) -> str | None:
+    return None if file else "there is no draft model: name one with --draft-model"
+
+
+def _read(target: ModelFacts, path: Path) -> ModelFacts:
+    found = model_facts.read_any(path)
+    if model_facts.is_side_file(found):
+        raise UnsupportedModel(f"{path} cannot be a draft model: it holds only an MTP block")
+    if cache_layout.is_recurrent(found.architecture):
+        raise UnsupportedModel(
+            f"{path} cannot be a draft model: it has recurrent layers, and their cache cannot drop "
+            "tokens that were drafted one at a time"
+        )
+    why = vocabularies.why_not_one(target, found)
+    if why is not None:
+        raise UnsupportedModel(f"{path} cannot draft for {target.path}: {why}")
+    return found
+
+
+SPEC = DrafterSpec(
+    "model",
+    "a draft model",
+    _build,
+    needs_model=True,
+    why_not=_why_not,
+    read=_read,
+)

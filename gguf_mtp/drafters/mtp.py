@@ -12,12 +12,19 @@ DeepSeek-V3 report (arXiv 2412.19437, section 2.2); llama.cpp `src/models/deepse
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
 from gguf_mtp.drafters.draft_builder import DraftBuilder
-from gguf_mtp.types import Ask, Decoder, Draft, Floats, Output, Rows
+from gguf_mtp.drafters.spec import DrafterSpec, DraftParts
+from gguf_mtp.errors import UnsupportedModel
+from gguf_mtp.gguf import model_facts, side_file
+from gguf_mtp.types import Ask, Decoder, Draft, Floats, ModelFacts, Output, Rows
+
+log = logging.getLogger(__name__)
 
 FLUSH = 256
 """Rows a sequence buffers before they are decoded though nobody asked for a draft."""
@@ -213,3 +220,67 @@ def _still_drafting(
     going = [(r, o) for r, o in zip(active, outputs, strict=True) if r.wants_more]
     hidden = [o.hidden[-1:].copy() for _, o in going if o.hidden is not None]
     return [r for r, _ in going], hidden
+
+
+# -- what the registry knows of it --------------------------------------------------------------
+
+
+def _build(parts: DraftParts) -> MtpDrafter:
+    decoder, n_batch = parts.block()
+    return MtpDrafter(decoder, parts.n_seq, n_batch)
+
+
+def _why_not(target: ModelFacts, side: ModelFacts | None) -> str | None:
+    return None if side is not None or target.can_draft else target.reason
+
+
+def _refuse_broken(target: ModelFacts) -> None:
+    """A block that would make llama.cpp abort: the file is not what its owner takes it for."""
+    if target.n_mtp and target.architecture in model_facts.ARCHITECTURES:
+        raise UnsupportedModel(
+            f"{target.path} cannot draft: {target.reason}; use --draft off or --draft ngram to run "
+            "it without its MTP block"
+        )
+
+
+def _find(target: ModelFacts) -> ModelFacts | None:
+    """The side file in the model's folder that belongs to it."""
+    found, refusals = side_file.find(target)
+    for refusal in refusals:
+        log.warning("%s", refusal)
+    if found is not None:
+        log.info("drafting with %s, found next to the model", found.path)
+    return found
+
+
+def _claims(target: ModelFacts, found: ModelFacts) -> bool:
+    """Whether a file is an MTP block of the target's, alone or in a whole file."""
+    if model_facts.is_side_file(found):
+        return True
+    if not found.can_draft:
+        return False
+    try:
+        side_file.check(target, found)
+    except UnsupportedModel:
+        return False
+    return True
+
+
+def _read(target: ModelFacts, path: Path) -> ModelFacts:
+    side = side_file.read(path)
+    for remark in side_file.check(target, side):
+        log.info("%s", remark)
+    return side
+
+
+SPEC = DrafterSpec(
+    "mtp",
+    "its MTP block",
+    _build,
+    needs_block=True,
+    why_not=_why_not,
+    refuses=_refuse_broken,
+    find=_find,
+    claims=_claims,
+    read=_read,
+)

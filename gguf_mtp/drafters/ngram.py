@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from gguf_mtp.drafters.spec import DrafterSpec
 from gguf_mtp.types import Ask, Draft, Rows
 
 SIZES = (6, 3, 2)
@@ -161,3 +162,6 @@ def _match(tokens: Sequence[int], at: int, n: int) -> int:
     while n < most and tokens[at - n] == tokens[end - n]:
         n += 1
     return n
+
+
+SPEC = DrafterSpec("ngram", "n-gram copies", lambda parts: NgramDrafter(parts.n_seq), is_free=True)

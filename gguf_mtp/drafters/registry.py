@@ -1,10 +1,24 @@
-"""What drafters are called, and how a wish for some of them is written."""
+"""The drafters there are, in the order in which automatic drafting prefers them.
+
+To add one: write its module with a `DrafterSpec` (see `spec`), and list it here.
+"""
 
 from __future__ import annotations
 
+from gguf_mtp.drafters import draft_model, mtp, ngram
+from gguf_mtp.drafters.spec import DrafterSpec
 from gguf_mtp.errors import RequestError
 
-NAMES = ("ngram", "mtp", "model")
+__all__ = ["DRAFTERS", "label_of", "parse_drafters"]
+
+DRAFTERS: dict[str, DrafterSpec] = {
+    spec.name: spec for spec in (ngram.SPEC, mtp.SPEC, draft_model.SPEC)
+}
+
+
+def label_of(name: str) -> str:
+    """What a drafter is called for people; its name if it is not registered."""
+    return DRAFTERS[name].label if name in DRAFTERS else name
 
 
 def parse_drafters(text: str) -> tuple[str, ...] | None:
@@ -21,8 +35,8 @@ def parse_drafters(text: str) -> tuple[str, ...] | None:
     for word in words:
         if word in ("auto", "off"):
             raise RequestError(f"draft is {text!r}, but {word!r} cannot be combined with others")
-        if word not in NAMES:
-            known = ", ".join(NAMES)
+        if word not in DRAFTERS:
+            known = ", ".join(DRAFTERS)
             raise RequestError(f"draft is {text!r}, but {word!r} is not one of auto, off, {known}")
         if words.count(word) > 1:
             raise RequestError(f"draft is {text!r}, which names {word!r} twice")

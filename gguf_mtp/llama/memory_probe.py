@@ -21,7 +21,7 @@ __all__ = ["answer"]
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """`rpc`: workers; `model` and `side` (or null): `path`, `told`, `load_mtp`; `target` and
+    """`rpc`: workers; `model` and `side` (or null): `path`, `load_params`, `load_mtp`; `target` and
     `block` (or null): options of contexts. The answer maps devices to bytes of weights, cache and
     compute buffers of all of them together."""
     for endpoint in request["rpc"]:
@@ -43,12 +43,14 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _model(wanted: dict[str, Any]) -> Model:
-    d = wanted["told"]
-    told = LoadParams(
+    d = wanted["load_params"]
+    load_params = LoadParams(
         tuple(d[0]), d[1], tuple(d[2]), tuple((pattern, device) for pattern, device in d[3])
     )
     # The default way to load asserts that memory is allocated.
-    options = ModelOptions(load_mtp=wanted["load_mtp"], told=told, load_mode="none", no_alloc=True)
+    options = ModelOptions(
+        load_mtp=wanted["load_mtp"], load_params=load_params, load_mode="none", no_alloc=True
+    )
     return Model(wanted["path"], options)
 
 

@@ -32,13 +32,13 @@ def _unplanned(n_gpu_layers: int) -> LoadParams:
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
     """How weights are loaded. `n_gpu_layers` counts the MTP block and the output as layers; -1 is
-    all; where a plan says what goes where (`told`), it is not looked at. `load_mode` is one of
-    `wishes.LOAD_MODES`. `no_alloc` reads the header only and reckons what memory would be
-    taken."""
+    all; where a plan says what goes where (`load_params`), it is not looked at. `load_mode` is one
+    of `offload.options.LOAD_MODES`. `no_alloc` reads the header only and reckons what memory would
+    be taken."""
 
     n_gpu_layers: int = -1
     load_mtp: bool = False
-    told: LoadParams | None = None
+    load_params: LoadParams | None = None
     load_mode: str = "auto"
     no_alloc: bool = False
 
@@ -61,7 +61,9 @@ class Model:
         params.load_mode = LOAD_MODES[options.load_mode]
         params.no_alloc = options.no_alloc
         # llama.cpp borrows these arrays for as long as the model lives.
-        self._told = TensorOverrides(params, options.told or _unplanned(options.n_gpu_layers))
+        self._overrides = TensorOverrides(
+            params, options.load_params or _unplanned(options.n_gpu_layers)
+        )
         with Errors() as errors:
             self._model = L.llama_model_load_from_file(os.fsencode(path), params)
         if not self._model:

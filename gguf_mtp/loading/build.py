@@ -1,36 +1,32 @@
-"""A model with its contexts and drafters, put together as planned.
+"""Loads models, makes contexts and builds drafters, as planned and selected.
 
-The table of drafters is here: a new one is a name in `drafters.names` and a line in `DRAFTERS`.
-Decides nothing during generation.
+Decides nothing, and knows no drafter by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from gguf_mtp.drafters.draft_model import ModelDrafter
-from gguf_mtp.drafters.mtp import MtpDrafter
-from gguf_mtp.drafters.ngram import NgramDrafter
+from gguf_mtp.drafters.spec import DraftContext
 from gguf_mtp.errors import LoadFailed
 from gguf_mtp.llama import Context, ContextOptions, Model, connect
 from gguf_mtp.loading.select import DrafterSelection
-from gguf_mtp.placement.settle import CheckedPlan, block_options, target_options
+from gguf_mtp.placement.checked_plan import CheckedPlan, block_options, target_options
 from gguf_mtp.types import Drafter
 
 
 @dataclass(frozen=True, slots=True)
 class BuildSpec:
-    """What is to be put together: a placement, who drafts, and how it runs. `beside`: the placement
-    of a draft model."""
+    """What to build: where the model goes, which drafters it gets, and how it runs. `draft_plan` is
+    the placement of a draft model."""
 
-    settled: CheckedPlan
-    lineup: DrafterSelection
+    plan: CheckedPlan
+    selection: DrafterSelection
     n_threads: int
     strict: bool
-    beside: CheckedPlan | None = None
+    draft_plan: CheckedPlan | None = None
 
     def context(self, options: ContextOptions) -> ContextOptions:
         return replace(options, strict=self.strict)
@@ -45,55 +41,54 @@ class BuiltModel(NamedTuple):
     drafters: list[Drafter]
 
 
-def build(frame: BuildSpec, stack: ExitStack) -> BuiltModel:
+def build(spec: BuildSpec, stack: ExitStack) -> BuiltModel:
     """Loads every model and makes every context; `stack` frees them.
 
     Raises `LoadFailed`.
     """
-    settled, lineup = frame.settled, frame.lineup
-    for endpoint in settled.wishes.rpc:
+    plan, selection = spec.plan, spec.selection
+    for endpoint in plan.options.rpc:
         connect(endpoint)
-    options = settled.options(load_mtp=lineup.uses_own_block)
-    model = stack.enter_context(Model(settled.subject.facts.path, options))
-    block = model if lineup.uses_own_block else None
-    if lineup.side is not None:
-        block = stack.enter_context(Model(lineup.side.path, settled.side_options()))
-    target = _target(frame, model, reads_hidden=block is not None)
-    drafters = [DRAFTERS[name](frame, block, stack) for name in lineup.names]
-    return BuiltModel(model, block, target, drafters)
+    options = plan.model_options(load_mtp=selection.uses_own_block)
+    model = stack.enter_context(Model(plan.subject.facts.path, options))
+    block = model if selection.uses_own_block else None
+    if selection.side is not None:
+        block = stack.enter_context(Model(selection.side.path, plan.side_options()))
+    target = _target(spec, model, reads_hidden=block is not None)
+    parts = _Parts(spec, block, stack)
+    return BuiltModel(model, block, target, [one.build(parts) for one in selection.specs])
 
 
-def _target(frame: BuildSpec, model: Model, reads_hidden: bool) -> Context:
-    contexts, facts = frame.settled.plan.contexts, frame.settled.subject.facts
-    wanted = target_options(contexts, frame.n_threads, hidden=reads_hidden)
+def _target(spec: BuildSpec, model: Model, reads_hidden: bool) -> Context:
+    contexts, facts = spec.plan.plan.contexts, spec.plan.subject.facts
+    wanted = target_options(contexts, spec.n_threads, hidden=reads_hidden)
     try:
-        return model.context(frame.context(wanted))
+        return model.context(spec.context(wanted))
     except LoadFailed as error:
-        n_bytes = sum(frame.settled.plan.caches[: facts.n_layer])
+        n_bytes = sum(spec.plan.plan.caches[: facts.n_layer])
         raise LoadFailed(f"{error}; its KV cache needs {n_bytes / 1e6:,.0f} MB") from error
 
 
-def _ngram(frame: BuildSpec, _block: Model | None, _stack: ExitStack) -> Drafter:
-    return NgramDrafter(frame.settled.plan.contexts.n_seq)
+class _Parts:
+    """See `drafters.spec.DraftParts`."""
 
+    def __init__(self, spec: BuildSpec, block: Model | None, stack: ExitStack) -> None:
+        self._spec, self._block, self._stack = spec, block, stack
 
-def _mtp(frame: BuildSpec, block: Model | None, _stack: ExitStack) -> Drafter:
-    assert block is not None
-    plan = frame.settled.plan
-    context = block.context(frame.context(block_options(plan, frame.n_threads)))
-    return MtpDrafter(context, plan.contexts.n_seq, plan.contexts.n_draft_batch)
+    @property
+    def n_seq(self) -> int:
+        return self._spec.plan.plan.contexts.n_seq
 
+    def block(self) -> DraftContext:
+        assert self._block is not None
+        plan = self._spec.plan.plan
+        options = self._spec.context(block_options(plan, self._spec.n_threads))
+        return DraftContext(self._block.context(options), plan.contexts.n_draft_batch)
 
-def _model(frame: BuildSpec, _block: Model | None, stack: ExitStack) -> Drafter:
-    assert frame.beside is not None
-    facts, plan = frame.beside.subject.facts, frame.beside.plan
-    model = stack.enter_context(Model(facts.path, frame.beside.options(load_mtp=False)))
-    wanted = target_options(plan.contexts, frame.n_threads, hidden=False)
-    return ModelDrafter(model.context(frame.context(wanted)), plan.contexts.n_batch)
-
-
-DRAFTERS: Mapping[str, Callable[[BuildSpec, Model | None, ExitStack], Drafter]] = {
-    "ngram": _ngram,
-    "mtp": _mtp,
-    "model": _model,
-}
+    def model(self) -> DraftContext:
+        draft = self._spec.draft_plan
+        assert draft is not None
+        options = draft.model_options(load_mtp=False)
+        model = self._stack.enter_context(Model(draft.subject.facts.path, options))
+        wanted = target_options(draft.plan.contexts, self._spec.n_threads, hidden=False)
+        return DraftContext(model.context(self._spec.context(wanted)), draft.plan.contexts.n_batch)

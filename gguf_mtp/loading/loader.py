@@ -24,14 +24,13 @@ from gguf_mtp.gguf import model_facts
 from gguf_mtp.gguf.bytes_per_token import kv_per_cell, weights_per_token
 from gguf_mtp.loading import depth_cache
 from gguf_mtp.loading.build import BuildSpec, build
-from gguf_mtp.loading.select import DrafterSelection, select_drafters
-from gguf_mtp.loading.select import DraftOptions as DraftWishes
+from gguf_mtp.loading.select import DrafterSelection, DraftOptions, select_drafters
 from gguf_mtp.offload import Contexts, Subject
 from gguf_mtp.offload.options import PlacementOptions
 from gguf_mtp.placement import context_size
+from gguf_mtp.placement.checked_plan import actual_placement, plan_placement
 from gguf_mtp.placement.context_size import N_BATCH, N_CTX
 from gguf_mtp.placement.draft_placement import place_draft_model
-from gguf_mtp.placement.settle import actual_placement, plan_placement
 from gguf_mtp.session import Session
 from gguf_mtp.types import ModelFacts
 
@@ -98,64 +97,64 @@ def load(path: str | Path, options: LoadOptions | None = None) -> Session:
     """
     options = options or LoadOptions()
     facts = model_facts.read(path)
-    lineup = _line_up(facts, options)
+    selection = _select(facts, options)
     n_ctx = options.n_ctx or min(facts.context_length, N_CTX)
-    subject = _subject(facts, lineup, options, n_ctx)
+    subject = _subject(facts, selection, options, n_ctx)
     with ExitStack() as stack:
-        wishes = _wishes(options)
-        beside = place_draft_model(lineup.model, subject.contexts, wishes)
-        settled = plan_placement(subject, wishes, beside.plan if beside else None)
+        wanted = _placement_options(options)
+        draft = place_draft_model(selection.model, subject.contexts, wanted)
+        plan = plan_placement(subject, wanted, draft.plan if draft else None)
         n_threads = 1 if options.strict else options.n_threads or physical_cores()
-        frame = BuildSpec(settled, lineup, n_threads, options.strict, beside)
-        model, block, target, drafters = build(frame, stack)
+        spec = BuildSpec(plan, selection, n_threads, options.strict, draft)
+        model, block, target, drafters = build(spec, stack)
         limits = EngineLimits(
             n_ctx=n_ctx,
             n_seq=options.n_seq,
             n_batch=target.options.n_batch,
             end_tokens=model.vocab.end_tokens,
-            fingerprint=_fingerprint([facts, lineup.side, lineup.model], settled.subject.contexts),
-            n_idle=_idle_cells(settled.subject),
+            fingerprint=_fingerprint([facts, *selection.files.values()], plan.subject.contexts),
+            n_idle=_idle_cells(plan.subject),
         )
-        depth = _depth(options, frame, limits.fingerprint, stack)
+        depth = _depth(options, spec, limits.fingerprint, stack)
         engine = Engine(target, drafters, depth, limits)
-        placement = actual_placement(settled, model, block)
-        if beside is not None:
-            placement = placement._replace(beside=beside.plan)
-        return Session(engine, model.vocab, facts, stack.pop_all(), lineup.side, placement)
+        placement = actual_placement(plan, model, block)
+        if draft is not None:
+            placement = placement._replace(draft=draft.plan)
+        return Session(engine, model.vocab, facts, stack.pop_all(), selection.side, placement)
 
 
-def _line_up(facts: ModelFacts, options: LoadOptions) -> DrafterSelection:
-    """Who drafts; checked before anything is loaded."""
+def _select(facts: ModelFacts, options: LoadOptions) -> DrafterSelection:
+    """The drafters, checked before anything is loaded."""
     if options.draft_max == 0:
         return DrafterSelection()
     is_fixed = options.draft_min == options.draft_max
-    return select_drafters(facts, DraftWishes(options.draft, options.draft_model, is_fixed))
+    return select_drafters(facts, DraftOptions(options.draft, options.draft_model, is_fixed))
 
 
-def _wishes(options: LoadOptions) -> PlacementOptions:
+def _placement_options(options: LoadOptions) -> PlacementOptions:
     if not options.strict:
         return options.placement
     return replace(options.placement, cache_k="f32", cache_v="f32", flash="off")
 
 
 def _subject(
-    facts: ModelFacts, lineup: DrafterSelection, options: LoadOptions, n_ctx: int
+    facts: ModelFacts, selection: DrafterSelection, options: LoadOptions, n_ctx: int
 ) -> Subject:
-    n_draft = options.draft_max if lineup.names else 0
+    n_draft = options.draft_max if selection.names else 0
     n_batch = options.placement.n_batch
-    sizes = context_size.contexts(n_ctx, options.n_seq, n_draft, "mtp" in lineup.names, n_batch)
-    return Subject(facts, context_size.with_states(sizes, facts, n_draft), lineup.side)
+    sizes = context_size.contexts(n_ctx, options.n_seq, n_draft, selection.has_block, n_batch)
+    return Subject(facts, context_size.with_states(sizes, facts, n_draft), selection.side)
 
 
-def _depth(options: LoadOptions, frame: BuildSpec, fingerprint: str, stack: ExitStack) -> Depth:
+def _depth(options: LoadOptions, spec: BuildSpec, fingerprint: str, stack: ExitStack) -> Depth:
     """The depth decision; what it learns is stored when `stack` closes."""
-    drafts = bool(frame.lineup.names)
+    drafts = bool(spec.selection.names)
     most = options.draft_max if drafts else 0
     depth = depth_for(DepthOptions(options.draft_min if drafts else 0, most, options.draft_p_min))
     if options.memory and isinstance(depth, AutoDepth):
-        where = frame.settled.where
+        where = spec.plan.where
         file = depth_cache.file_for(
-            options.memory, fingerprint, frame.n_threads, where, options.n_seq, most
+            options.memory, fingerprint, spec.n_threads, where, options.n_seq, most
         )
         depth_cache.load_depth(depth, file)
         stack.callback(depth_cache.save_depth, depth, file)

@@ -1,153 +1,158 @@
-"""Which drafters a model gets: from headers and wishes, before anything is loaded.
+"""Which drafters a model gets: from headers and options, before anything is loaded.
 
-"auto" takes the MTP block when there is one (a draft model instead, when one is named), and copying
-beside it: by lookup any model can draft. What is named but cannot be is an error. Knows neither
-llama.cpp nor how a drafter works.
+"auto" takes the free drafters and one that takes time, the first in the registry that can draft. A
+drafter that the user names but that cannot draft is an error. Knows neither llama.cpp nor any
+drafter by name.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from gguf_mtp.drafters.registry import parse_drafters
+from gguf_mtp.drafters.registry import DRAFTERS, parse_drafters
+from gguf_mtp.drafters.spec import DrafterSpec
 from gguf_mtp.errors import RequestError, UnsupportedModel
-from gguf_mtp.gguf import cache_layout, model_facts, side_file, vocabularies
+from gguf_mtp.gguf import cache_layout, model_facts
 from gguf_mtp.types import ModelFacts
+
+__all__ = ["DraftOptions", "DrafterSelection", "assign_file", "select_drafters"]
 
 log = logging.getLogger(__name__)
 
 
-class DrafterSelection(NamedTuple):
-    """Drafters by name, the preferred one first, and the files they need beside the model's:
-    `side` holds the MTP block where the model's own is not taken, `model` is the draft model."""
+@dataclass(frozen=True, slots=True)
+class DrafterSelection:
+    """Drafters by name, the preferred one first, and by name the file that one brings along."""
 
     names: tuple[str, ...] = ()
-    side: ModelFacts | None = None
-    model: ModelFacts | None = None
+    files: Mapping[str, ModelFacts] = field(default_factory=dict)
+
+    @property
+    def specs(self) -> list[DrafterSpec]:
+        return [DRAFTERS[name] for name in self.names]
+
+    @property
+    def has_block(self) -> bool:
+        """Whether an MTP block drafts, the model's own or another file's."""
+        return any(spec.needs_block for spec in self.specs)
 
     @property
     def uses_own_block(self) -> bool:
-        """Whether the model's own MTP block drafts."""
-        return "mtp" in self.names and self.side is None
+        return self.has_block and self.side is None
+
+    @property
+    def side(self) -> ModelFacts | None:
+        """The file that holds the MTP block where the model's own is not taken."""
+        return next((self.files.get(s.name) for s in self.specs if s.needs_block), None)
+
+    @property
+    def model(self) -> ModelFacts | None:
+        """The draft model."""
+        return next((self.files.get(s.name) for s in self.specs if s.needs_model), None)
 
 
 class DraftOptions(NamedTuple):
-    """What the user asks for: `draft` as `drafters.names.wished` reads it, a file to draft with,
-    and whether drafts shall all have one length."""
+    """What the user asks for: `draft` as `drafters.registry.parse_drafters` reads it, a file to
+    draft with, and whether all drafts shall have one length."""
 
     draft: str
     file: Path | None
     is_fixed: bool
 
 
-def select_drafters(facts: ModelFacts, wishes: DraftOptions) -> DrafterSelection:
+def select_drafters(facts: ModelFacts, options: DraftOptions) -> DrafterSelection:
     """The drafters for `facts`' model.
 
-    Raises `RequestError` (wishes that contradict each other), `UnsupportedModel` (a drafter that
-    was named cannot be; a file that belongs to another model; an MTP block that would make
-    llama.cpp abort) and as `facts.read`.
+    Raises `RequestError` (options that contradict each other), `UnsupportedModel` (a drafter that
+    was named cannot draft; a file that belongs to another model; an MTP block that would make
+    llama.cpp abort) and as `gguf.model_facts.read`.
     """
-    names = parse_drafters(wishes.draft)
+    names = parse_drafters(options.draft)
     if names == ():
         return DrafterSelection()
     why = cache_layout.why_no_draft(facts.kv, facts.architecture)
     if why is not None:
-        if names is not None or wishes.file is not None:
+        if names is not None or options.file is not None:
             raise UnsupportedModel(f"drafting is not possible with {facts.path}: {why}")
         log.warning("drafting is off: %s", why)
         return DrafterSelection()
-    if wishes.file is not None:
-        if names is not None and not {"mtp", "model"} & set(names):
-            raise RequestError(f"draft is {wishes.draft!r}, which does not use {wishes.file}")
-        side, model = read_draft(facts, wishes.file, names)
-    else:
-        side, model = None, None
+    files = {}
+    if options.file is not None:
+        if names is not None and not any(DRAFTERS[name].read for name in names):
+            raise _unused(options, options.file)
+        owner, found = assign_file(facts, options.file, names)
+        files[owner.name] = found
     if names is None:
-        return _auto(facts, side, model, wishes.is_fixed)
-    if "mtp" in names and side is None and not facts.can_draft:
-        side = _beside(facts)
-        if side is None:
-            raise UnsupportedModel(f"{facts.path} cannot draft: {facts.reason}")
-    if "model" in names and model is None:
-        raise RequestError(
-            f"draft is {wishes.draft!r}, but there is no draft model: name one with --draft-model"
-        )
-    for used, file in (("mtp", side), ("model", model)):
-        if file is not None and used not in names:
-            raise RequestError(f"draft is {wishes.draft!r}, which does not use {file.path}")
-    return DrafterSelection(names, side, model)
+        return _auto(facts, files, options.is_fixed)
+    for name in names:
+        _require(facts, DRAFTERS[name], files)
+    for name, file in files.items():
+        if name not in names:
+            raise _unused(options, file.path)
+    return DrafterSelection(names, files)
 
 
-def _auto(
-    facts: ModelFacts, side: ModelFacts | None, model: ModelFacts | None, is_fixed: bool
-) -> DrafterSelection:
-    if model is not None:
-        main = "model"
-    else:
-        side = side or (None if facts.can_draft else _beside(facts))
-        main = "mtp" if side is not None or _has_block(facts) else ""
-    if not main:
-        log.warning("drafting by n-gram lookup only: %s", facts.reason)
-        return DrafterSelection(("ngram",))
-    # A fixed length leaves nobody to say when copying pays.
-    return DrafterSelection((main,) if is_fixed else ("ngram", main), side, model)
+def _unused(options: DraftOptions, file: str | Path) -> RequestError:
+    return RequestError(f"draft is {options.draft!r}, which does not use {file}")
 
 
-def _has_block(facts: ModelFacts) -> bool:
-    """Whether the model's own MTP block drafts. One that would make llama.cpp abort is refused: the
-    file is not what its owner takes it for."""
-    if not facts.can_draft and facts.n_mtp and facts.architecture in model_facts.ARCHITECTURES:
-        raise UnsupportedModel(
-            f"{facts.path} cannot draft: {facts.reason}; use --draft off or --draft ngram to run "
-            "it without its MTP block"
-        )
-    return facts.can_draft
+def _require(facts: ModelFacts, spec: DrafterSpec, files: dict[str, ModelFacts]) -> None:
+    """Raises unless the drafter can draft; `files` gains one that is found next to the model."""
+    why = spec.why_not(facts, files.get(spec.name))
+    if why is None:
+        return
+    found = spec.find(facts)
+    if found is None:
+        raise UnsupportedModel(f"{facts.path} cannot draft: {why}")
+    files[spec.name] = found
 
 
-def _beside(facts: ModelFacts) -> ModelFacts | None:
-    """The side file in the model's folder that belongs to it."""
-    found, refusals = side_file.find(facts)
-    for refusal in refusals:
-        log.warning("%s", refusal)
+def _auto(facts: ModelFacts, files: dict[str, ModelFacts], is_fixed: bool) -> DrafterSelection:
+    free = [s.name for s in DRAFTERS.values() if s.is_free and s.why_not(facts, None) is None]
+    # A drafter whose file the user named comes before those that need none.
+    timed = sorted(
+        (spec for spec in DRAFTERS.values() if not spec.is_free), key=lambda s: s.name not in files
+    )
+    for spec in timed:
+        if _can(facts, spec, files):
+            # A fixed length leaves nothing to decide when a free draft is used.
+            names = (spec.name,) if is_fixed else (*free, spec.name)
+            return DrafterSelection(names, files)
+    log.warning("drafting by n-gram lookup only: %s", facts.reason)
+    return DrafterSelection(tuple(free))
+
+
+def _can(facts: ModelFacts, spec: DrafterSpec, files: dict[str, ModelFacts]) -> bool:
+    """Whether the drafter can draft; `files` gains one that is found next to the model. Raises
+    `UnsupportedModel` where it refuses to be passed over."""
+    if spec.why_not(facts, files.get(spec.name)) is None:
+        return True
+    found = spec.find(facts)
     if found is not None:
-        log.info("drafting with %s, found next to the model", found.path)
-    return found
+        files[spec.name] = found
+        return True
+    if spec.refuses:
+        spec.refuses(facts)
+    return False
 
 
-def read_draft(
-    facts: ModelFacts, path: Path, names: tuple[str, ...] | None = None
-) -> tuple[ModelFacts | None, ModelFacts | None]:
-    """A file to draft with is one of two things, by its header: (an MTP block of this model, alone
-    or in a whole file; a model of its own)."""
-    found = model_facts.read_any(path)
-    only_block = model_facts.is_side_file(found)
-    if names is not None and ("mtp" in names) != ("model" in names):
-        as_block = "mtp" in names
-    else:
-        as_block = only_block or (found.can_draft and _belongs(facts, found))
-    if as_block:
-        side = side_file.read(path)
-        for remark in side_file.check(facts, side):
-            log.info("%s", remark)
-        return side, None
-    if only_block:
-        raise UnsupportedModel(f"{path} cannot be a draft model: it holds only an MTP block")
-    if cache_layout.is_recurrent(found.architecture):
-        raise UnsupportedModel(
-            f"{path} cannot be a draft model: it has recurrent layers, and their cache cannot drop "
-            "tokens that were drafted one at a time"
-        )
-    why = vocabularies.why_not_one(facts, found)
-    if why is not None:
-        raise UnsupportedModel(f"{path} cannot draft for {facts.path}: {why}")
-    return None, found
+def assign_file(
+    facts: ModelFacts, path: Path, names: Sequence[str] | None = None
+) -> tuple[DrafterSpec, ModelFacts]:
+    """The drafter that a file is for, and the file's facts. Of drafters in `names` alone, where
+    these are given.
 
-
-def _belongs(facts: ModelFacts, found: ModelFacts) -> bool:
-    try:
-        side_file.check(facts, found)
-    except UnsupportedModel:
-        return False
-    return True
+    Raises `UnsupportedModel` for a file that does not fit the model.
+    """
+    readers = [s for s in DRAFTERS.values() if s.read and (names is None or s.name in names)]
+    owner = readers[0]
+    if len(readers) > 1:
+        found = model_facts.read_any(path)
+        readers.sort(key=lambda spec: spec.claims is None)
+        owner = next(s for s in readers if s.claims is None or s.claims(facts, found))
+    assert owner.read
+    return owner, owner.read(facts, path)

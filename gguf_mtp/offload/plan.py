@@ -36,8 +36,8 @@ class Machine:
     host: Host = field(default_factory=Host)
     reserve: Mapping[str, int] = field(default_factory=dict)
 
-    def beside(self, plan: OffloadPlan) -> Machine:
-        """What of it another model leaves that lies as planned."""
+    def without(self, plan: OffloadPlan) -> Machine:
+        """What another model leaves of it that is placed as in `plan`."""
         devices = tuple(replace(d, free=d.free - plan.used(d.name)) for d in self.devices)
         available = self.host.available
         left = None if available is None else max(available - plan.used(CPU), 0)

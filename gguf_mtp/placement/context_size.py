@@ -15,7 +15,7 @@ from gguf_mtp.offload.options import PlacementOptions
 from gguf_mtp.offload.parts import Subject
 from gguf_mtp.types import ModelFacts
 
-__all__ = ["N_BATCH", "N_CTX", "as_wished", "contexts", "with_states"]
+__all__ = ["N_BATCH", "N_CTX", "contexts", "with_options", "with_states"]
 
 N_CTX = 8192
 """Context when the user names none, or the model's own where that is smaller."""
@@ -49,23 +49,23 @@ def with_states(contexts: Contexts, facts: ModelFacts, n_draft: int) -> Contexts
     return replace(contexts, n_rewind=n_draft, n_batch=max(contexts.n_batch, n_draft + 2))
 
 
-def as_wished(subject: Subject, wishes: PlacementOptions) -> Contexts:
+def with_options(subject: Subject, options: PlacementOptions) -> Contexts:
     """The subject's contexts with the types and switches that the user names. Raises
     `RequestError` for types that the model's cache cannot have."""
     contexts, facts = subject.contexts, subject.facts
     is_mla = f"{facts.architecture}.attention.key_length_mla" in facts.kv
-    if is_mla and wishes.cache_k != wishes.cache_v:
+    if is_mla and options.cache_k != options.cache_v:
         raise RequestError(
             f"{facts.architecture} keeps keys and values in one cache, so --cache-type-k "
-            f"{wishes.cache_k} and --cache-type-v {wishes.cache_v} must be equal"
+            f"{options.cache_k} and --cache-type-v {options.cache_v} must be equal"
         )
     return replace(
         contexts,
-        cache_k=wishes.cache_k,
-        cache_v=wishes.cache_v,
-        attention=wishes.flash,
-        flash=wishes.flash != "off",
-        kv_offload=wishes.kv_offload,
-        op_offload=wishes.op_offload != "off",
-        insists=wishes.op_offload == "on",
+        cache_k=options.cache_k,
+        cache_v=options.cache_v,
+        attention=options.flash,
+        flash=options.flash != "off",
+        kv_offload=options.kv_offload,
+        op_offload=options.op_offload != "off",
+        insists=options.op_offload == "on",
     )

@@ -27,27 +27,27 @@ def remote_devices(workers: Sequence[str]) -> list[tuple[str, int]]:
     return found
 
 
-def detect_devices(wishes: PlacementOptions) -> tuple[Device, ...]:
+def detect_devices(options: PlacementOptions) -> tuple[Device, ...]:
     """The devices to use, in order. Workers are looked at by socket: a connection of ggml's own
     would keep the check's out."""
     lent = [
-        Device(name, free, margin=wishes.margin, copies_experts=False, is_remote=True)
-        for name, free in remote_devices(wishes.rpc)
+        Device(name, free, margin=options.margin, copies_experts=False, is_remote=True)
+        for name, free in remote_devices(options.rpc)
     ]
-    found = (*lent, *llama.devices(wishes.margin))
-    if wishes.main_gpu is not None:
-        if not 0 <= wishes.main_gpu < len(found):
+    found = (*lent, *llama.devices(options.margin))
+    if options.main_gpu is not None:
+        if not 0 <= options.main_gpu < len(found):
             raise RequestError(
-                f"--main-gpu {wishes.main_gpu}: there are {len(found)} devices"
+                f"--main-gpu {options.main_gpu}: there are {len(found)} devices"
                 + (f" ({names(found)})" if found else "")
             )
-        return (found[wishes.main_gpu],)
-    if not wishes.devices or wishes.devices == ("none",):
-        return found if not wishes.devices else ()
+        return (found[options.main_gpu],)
+    if not options.devices or options.devices == ("none",):
+        return found if not options.devices else ()
     by_name = {d.name: d for d in found}
-    for name in wishes.devices:
+    for name in options.devices:
         if name not in by_name:
             raise RequestError(
                 f"--device {name} does not exist; available: {names(found) or 'only the CPU'}"
             )
-    return tuple(by_name[name] for name in wishes.devices)
+    return tuple(by_name[name] for name in options.devices)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from gguf_mtp.offload import Contexts, Subject
 from gguf_mtp.offload.options import PlacementOptions
 from gguf_mtp.placement import context_size
-from gguf_mtp.placement.settle import CheckedPlan, plan_placement
+from gguf_mtp.placement.checked_plan import CheckedPlan, plan_placement
 from gguf_mtp.types import ModelFacts
 
 __all__ = ["draft_subject", "place_draft_model"]
@@ -24,15 +24,17 @@ def draft_subject(facts: ModelFacts, target: Contexts) -> Subject:
 
 
 def place_draft_model(
-    facts: ModelFacts | None, target: Contexts, wishes: PlacementOptions
+    facts: ModelFacts | None, target: Contexts, options: PlacementOptions
 ) -> CheckedPlan | None:
     """As `placement.settle`, of the draft model, if there is one. What is said of single layers and
     tensors is said of the target; "-ngl 0" is said of all. Other machines are left to the target: a
     draft's steps are too short for a network."""
     if facts is None:
         return None
-    n = wishes.draft_ngl
-    if n is None and wishes.n_gpu_layers == 0:
+    n = options.draft_ngl
+    if n is None and options.n_gpu_layers == 0:
         n = 0
-    own = replace(wishes, n_gpu_layers=n, draft_ngl=None, split=(), overrides=(), cpu_moe=0, rpc=())
+    own = replace(
+        options, n_gpu_layers=n, draft_ngl=None, split=(), overrides=(), cpu_moe=0, rpc=()
+    )
     return plan_placement(draft_subject(facts, target), own)

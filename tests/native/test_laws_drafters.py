@@ -46,7 +46,7 @@ def drawn_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
         made._filters.draws_drafts = True
         return made
 
-    monkeypatch.setattr(request, "Chain", chain)
+    monkeypatch.setattr(request, "SamplingChain", chain)
 
 
 @pytest.fixture(scope="module")

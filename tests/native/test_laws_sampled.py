@@ -81,7 +81,7 @@ def measured(session: Session, laws: dict[str, Cells], name: str, way: str, n: i
     seeds = range(n) if way == "seeded" else [None] * n
     wishes = [dataclasses.replace(case.params, seed=s) for s in seeds]
     before = session.engine.totals.accepted
-    with patch.object(request, "Chain", chain):
+    with patch.object(request, "SamplingChain", chain):
         seen = drawn(session, session.vocab.tokenize(case.prompt, True), wishes, N)
     assert session.engine.totals.accepted - before > n / 8  # drafts were made and kept
     return excess(seen, laws[name])

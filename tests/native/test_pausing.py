@@ -25,7 +25,7 @@ class Told:
     def __init__(self, depth: int) -> None:
         self.depth, self.n_max = depth, 4
         self.given_up: dict[str, str] = {}
-        self.rest = 0
+        self.n_skip = 0
 
     def choose(self, rooms: Sequence[DraftRequest]) -> list[DraftLimit]:
         return [DraftLimit(min(self.depth, room.n_max), source="mtp") for room in rooms]

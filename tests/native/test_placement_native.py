@@ -31,7 +31,7 @@ from gguf_mtp.offload.manual import ByHand, manual
 from gguf_mtp.offload.options import PlacementOptions
 from gguf_mtp.params import SamplingParams
 from gguf_mtp.placement import context_size
-from gguf_mtp.placement.settle import (
+from gguf_mtp.placement.checked_plan import (
     ActualPlacement,
     _ask,
     block_options,

@@ -25,7 +25,7 @@ from gguf_mtp.offload import CPU, Subject
 from gguf_mtp.offload.options import PlacementOptions
 from gguf_mtp.params import SamplingParams
 from gguf_mtp.placement import context_size
-from gguf_mtp.placement.settle import _ask, plan_placement
+from gguf_mtp.placement.checked_plan import _ask, plan_placement
 from gguf_mtp.types import Drafter, Floats, Rows
 from tests.support import recurrent_models
 from tests.support.oracle import Oracle

@@ -18,8 +18,8 @@ from gguf_mtp.offload.manual import ByHand, manual
 from gguf_mtp.offload.options import PlacementOptions
 from gguf_mtp.params import SamplingParams
 from gguf_mtp.placement import context_size
+from gguf_mtp.placement.checked_plan import _ask, plan_placement
 from gguf_mtp.placement.detect import remote_devices
-from gguf_mtp.placement.settle import _ask, plan_placement
 from tests.support import recurrent_models
 from tests.support.gguf_files import Model as Tiny
 from tests.support.worlds import workers

@@ -90,6 +90,21 @@ def test_a_chat_with_every_tokens_origin(tab: Tab) -> None:
     assert prompt.index("Paris") < prompt.index("Italy?")
 
 
+def test_a_drafter_that_the_page_does_not_know_has_a_colour_and_a_name(tab: Tab) -> None:
+    engine = ScriptedEngine(replies("Paris"), source="toy")
+    with serving(engine, served_of(engine, CHATML)) as server:
+        tab.open(server.url)
+        ask(tab, "France?")
+        done(tab, 2)
+        assert tab.run("document.querySelector('article .token.toy').title") == "toy"
+        assert "toy" in tab.text("#legend")
+        colours = tab.run(
+            "['toy', 'target'].map(c => getComputedStyle("
+            "document.querySelector(`article .token.${c}`)).backgroundColor)"
+        )
+        assert colours[0] != colours[1] == "rgba(0, 0, 0, 0)"
+
+
 def test_text_is_never_markup(tab: Tab) -> None:
     bad = "<img src=x onerror=alert(1)><script>alert(2)</script>"
     engine = ScriptedEngine(replies(bad))

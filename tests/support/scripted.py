@@ -110,7 +110,7 @@ class Running:
 
 class ScriptedEngine:
     """Answers a prompt with what `script(prompt's text, how many requests came before)` gives;
-    `show` makes that text.
+    `show` makes that text. Drafts come from the drafter `source`.
 
     `steps`, when set, is a semaphore that every step takes one of: a test lets the engine go on.
     `failures` are raised by the steps of these numbers (from 1), `n_steps` counts them.
@@ -123,13 +123,14 @@ class ScriptedEngine:
         n_ctx: int = 1000,
         failures: dict[int, Exception] | None = None,
         show: Callable[[Sequence[int]], str] | None = None,
+        source: str = "mtp",
     ) -> None:
         self.limits = EngineLimits(n_ctx, n_seq, 64, frozenset({257}))
         self.requests: list[Running] = []
         self.cancelled: list[int] = []
         self.steps: threading.Semaphore | None = None
         self.n_steps = 0
-        self._script = script
+        self._script, self._source = script, source
         self._show = show or ByteVocab().text
         self._failures = failures or {}
         self._queue: list[Running] = []
@@ -181,7 +182,9 @@ class ScriptedEngine:
             accepted_per_position=[1] * n_drafted,
         )
         likely = logprobs_of(new, r.options.n_logprobs)
-        chunk = Chunk(r.id, new, n_drafted, source="mtp", n_drafted=n_drafted, logprobs=likely)
+        chunk = Chunk(
+            r.id, new, n_drafted, source=self._source, n_drafted=n_drafted, logprobs=likely
+        )
         if r.n_sent < n_whole:
             return chunk
         self._queue.remove(r)

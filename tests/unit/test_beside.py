@@ -19,8 +19,8 @@ from gguf_mtp.offload import CPU, Contexts, Device, Host, Machine, fit
 from gguf_mtp.offload.options import PlacementOptions
 from gguf_mtp.params import SamplingParams
 from gguf_mtp.placement import host_memory
+from gguf_mtp.placement.checked_plan import plan_placement
 from gguf_mtp.placement.draft_placement import draft_subject, place_draft_model
-from gguf_mtp.placement.settle import plan_placement
 from gguf_mtp.types import ModelFacts
 from tests.support import recurrent_models
 from tests.support.gguf_files import Model as Tiny
@@ -42,7 +42,7 @@ def test_the_target_gets_what_the_draft_model_leaves() -> None:
     alone = fit(what, where)
     beside = fit(draft_subject(draft(), what.contexts), where)
     assert beside.used("GPU0") + beside.used("GPU1") > 0
-    left = where.beside(beside)
+    left = where.without(beside)
     for device, before in zip(left.devices, where.devices, strict=True):
         assert device.free == before.free - beside.used(device.name)
     assert left.host.available == 500 * MIB - beside.used(CPU)
@@ -54,7 +54,7 @@ def test_the_target_gets_what_the_draft_model_leaves() -> None:
 
 def test_memory_that_is_not_known_stays_so() -> None:
     beside = fit(draft_subject(draft(), subject().contexts), machine([]))
-    assert Machine().beside(beside).host.available is None
+    assert Machine().without(beside).host.available is None
 
 
 def test_its_context_holds_every_sequence_in_the_targets_types() -> None:

@@ -10,14 +10,21 @@ from gguf_mtp.demo import demo_model
 from gguf_mtp.errors import LoadFailed, SavedStateError
 from gguf_mtp.gguf import model_facts
 from gguf_mtp.gguf.bytes_per_token import kv_per_cell
-from gguf_mtp.loading.loader import LoadOptions, _fingerprint, _idle_cells, _subject, _wishes, load
+from gguf_mtp.loading.loader import (
+    LoadOptions,
+    _fingerprint,
+    _idle_cells,
+    _placement_options,
+    _subject,
+    load,
+)
 from gguf_mtp.loading.select import DrafterSelection
 from gguf_mtp.offload import Contexts, Device, Host, Machine, Subject
 from gguf_mtp.offload.advice import context_refusal
 from gguf_mtp.offload.options import PlacementOptions
 from gguf_mtp.params import SamplingParams
 from gguf_mtp.placement import context_size, host_memory
-from gguf_mtp.placement.settle import plan_placement
+from gguf_mtp.placement.checked_plan import plan_placement
 from gguf_mtp.types import ModelFacts
 from tests.support.placements import facts_of
 
@@ -36,7 +43,7 @@ def loaded(cache_k: str, cache_v: str, strict: bool = False) -> Subject:
         placement=PlacementOptions(cache_k=cache_k, cache_v=cache_v), strict=strict
     )
     return plan_placement(
-        _subject(grouped(), DrafterSelection(), options, 4096), _wishes(options)
+        _subject(grouped(), DrafterSelection(), options, 4096), _placement_options(options)
     ).subject
 
 

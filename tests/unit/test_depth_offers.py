@@ -233,7 +233,7 @@ def test_of_equally_good_ones_the_cheaper_leads() -> None:
 
 def test_a_contest_of_one_needs_no_trial() -> None:
     depth = AutoDepth()
-    assert DrafterSelector().winner([depth.source("mtp")], (0,), [[3]]) == 0
+    assert DrafterSelector().winner([depth.controller("mtp")], (0,), [[3]]) == 0
 
 
 def test_who_copies_alone_leaves_no_other_drafter_behind() -> None:
@@ -243,4 +243,4 @@ def test_who_copies_alone_leaves_no_other_drafter_behind() -> None:
         depth.choose([DraftRequest(0, MAX_DEPTH, (), None)])
         depth.record(RoundFeedback([DraftResult(0, (), 0, 0)], 1, 0, i, 1.0, 0.0, 0.0))
     assert depth.n_skip > 0
-    assert depth.sources == {}
+    assert depth.controllers == {}

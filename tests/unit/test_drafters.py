@@ -12,10 +12,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from gguf_mtp.drafters import registry
 from gguf_mtp.drafters.draft_model import ModelDrafter
 from gguf_mtp.drafters.mtp import FLUSH, MtpDrafter
 from gguf_mtp.drafters.ngram import NgramDrafter
-from gguf_mtp.drafters.registry import NAMES
 from gguf_mtp.errors import DecodeError
 from gguf_mtp.params import SamplingParams
 from gguf_mtp.sampling.chain import SamplingChain
@@ -131,7 +131,7 @@ class Driver:
 
 
 def test_every_drafter_is_held_to_the_contract() -> None:
-    assert set(DRAFTERS) == set(NAMES)
+    assert set(DRAFTERS) == set(registry.DRAFTERS)
     assert [make().name for make in DRAFTERS.values()] == list(DRAFTERS)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gguf_mtp.drafters.registry import NAMES, parse_drafters
+from gguf_mtp.drafters.registry import DRAFTERS, parse_drafters
 from gguf_mtp.errors import RequestError, UnsupportedModel
 from gguf_mtp.gguf import model_facts
 from gguf_mtp.loading.select import DrafterSelection, DraftOptions, select_drafters
@@ -100,7 +100,7 @@ def test_what_is_named_and_cannot_be_is_an_error(tmp_path: Path) -> None:
     model = trunk(tmp_path / "a.gguf")
     with pytest.raises(UnsupportedModel, match=r"a.gguf cannot draft: the file has no MTP block"):
         lined_up(model, "ngram,mtp")
-    with pytest.raises(RequestError, match=r"there is no draft model: name one with --draft-model"):
+    with pytest.raises(UnsupportedModel, match=r"there is no draft model: name one with --draft"):
         lined_up(model, "model")
     draft = other_model(tmp_path / "b.gguf")
     with pytest.raises(RequestError, match=r"draft is 'ngram', which does not use .*b.gguf"):
@@ -180,4 +180,4 @@ def test_the_first_difference_of_the_vocabularies_is_named(
 
 
 def test_every_name_is_a_drafters() -> None:
-    assert parse_drafters(",".join(NAMES)) == NAMES
+    assert parse_drafters(",".join(DRAFTERS)) == tuple(DRAFTERS)

@@ -31,9 +31,20 @@ function element(tag, className, text = "") {
 
 const textOf = (message) => message.pieces.map(([text]) => text).join("");
 
+const inLegend = new Set();
+
+function nameInLegend(source) {
+  if (inLegend.has(source)) return;
+  inLegend.add(source);
+  $("legend").append(element("span", `token ${source}`, SOURCES[source] ?? source), " ");
+}
+
 function token([text, source]) {
   const made = element("span", `token ${source}`, text);
-  if (SOURCES[source]) made.title = SOURCES[source];
+  if (source) {
+    made.title = SOURCES[source] ?? source;
+    nameInLegend(source);
+  }
   return made;
 }
 
@@ -255,7 +266,7 @@ $("settings-open").onclick = openSettings;
 $("settings").querySelector("form").onsubmit = takeSettings;
 addEventListener("pagehide", () => saveChats(chats)); // an answer half written is kept too
 
-for (const [source, name] of Object.entries(SOURCES)) $("legend").append(element("span", `token ${source}`, name), " ");
+Object.keys(SOURCES).forEach(nameInLegend);
 document.body.classList.toggle("colours", settings.colours);
 showChat();
 showModel();

@@ -1,4 +1,4 @@
-"""From wishes to a plan that llama.cpp agrees with: finds the devices, plans, checks, corrects.
+"""From options to a plan that llama.cpp agrees with: finds the devices, plans, checks, corrects.
 
 The check runs in a child process and allocates nothing. What is decided is an `OffloadPlan`; how it
 is made is `offload`'s, how it is loaded `loader`'s.
@@ -45,7 +45,7 @@ class CheckedPlan:
 
     plan: OffloadPlan
     subject: Subject
-    wishes: PlacementOptions
+    options: PlacementOptions
     is_checked: bool
 
     @property
@@ -53,28 +53,28 @@ class CheckedPlan:
         """Names the placement: another one has other costs."""
         return report.line(self.plan)
 
-    def options(self, load_mtp: bool) -> ModelOptions:
+    def model_options(self, load_mtp: bool) -> ModelOptions:
         """For the model's own file."""
         facts = self.subject.facts
-        told = load_params(self.plan, facts.n_layer + facts.n_mtp)
-        return self._options(told, load_mtp)
+        params = load_params(self.plan, facts.n_layer + facts.n_mtp)
+        return self._model_options(params, load_mtp)
 
     def side_options(self) -> ModelOptions:
         """For the file that the MTP block lies in."""
-        return self._options(side_load_params(self.plan), load_mtp=True)
+        return self._model_options(side_load_params(self.plan), load_mtp=True)
 
-    def _options(self, told: LoadParams, load_mtp: bool) -> ModelOptions:
-        return ModelOptions(load_mtp=load_mtp, told=told, load_mode=self.wishes.load_mode)
+    def _model_options(self, params: LoadParams, load_mtp: bool) -> ModelOptions:
+        return ModelOptions(load_mtp=load_mtp, load_params=params, load_mode=self.options.load_mode)
 
 
 class ActualPlacement(NamedTuple):
     """Where everything really went: `found[file, name]` is the device that llama.cpp says a tensor
-    lies on; empty where it cannot be asked. `beside`: the draft model's plan, if there is one."""
+    lies on; empty where it cannot be asked. `draft`: the draft model's plan, if there is one."""
 
     plan: OffloadPlan
     is_checked: bool
     found: Mapping[tuple[str, str], str]
-    beside: OffloadPlan | None = None
+    draft: OffloadPlan | None = None
 
     @property
     def misplaced(self) -> dict[str, str]:
@@ -86,7 +86,7 @@ class ActualPlacement(NamedTuple):
         """For people: one line, one for a draft model, and one more for what went otherwise than
         planned."""
         out, misplaced = [report.line(self.plan)], self.misplaced
-        out += [f"draft model: {report.line(self.beside)}"] if self.beside else []
+        out += [f"draft model: {report.line(self.draft)}"] if self.draft else []
         if misplaced:
             name, device = next(iter(misplaced.items()))
             more = f" and {len(misplaced) - 1} more" if len(misplaced) > 1 else ""
@@ -94,37 +94,37 @@ class ActualPlacement(NamedTuple):
         return out
 
 
-def actual_placement(settled: CheckedPlan, model: Model, block: Model | None) -> ActualPlacement:
+def actual_placement(checked: CheckedPlan, model: Model, block: Model | None) -> ActualPlacement:
     """Asks llama.cpp where each tensor of the plan lies, and warns of those that lie elsewhere."""
-    plan = settled.plan
+    plan = checked.plan
     found: dict[tuple[str, str], str] = {}
     for owner, is_side in ((model, False), (block, True)):
         files = {t.name: t.file for t in plan.tensors if (t.file == plan.side) == is_side}
         places = owner.places(files) if owner and files else {}
         found |= {(files[name], name): device for name, device in places.items()}
-    placement = ActualPlacement(plan, settled.is_checked, found)
+    placement = ActualPlacement(plan, checked.is_checked, found)
     for line in placement.lines()[1:]:
         log.warning("%s", line)
     return placement
 
 
 def plan_placement(
-    subject: Subject, wishes: PlacementOptions, beside: OffloadPlan | None = None
+    subject: Subject, options: PlacementOptions, draft: OffloadPlan | None = None
 ) -> CheckedPlan:
-    """The plan for a model as the user wishes, checked against llama.cpp where a device is used.
-    `beside`: what another model will take.
+    """The plan for a model as the user options, checked against llama.cpp where a device is used.
+    `draft`: what another model will take.
 
-    Raises `RequestError` for wishes that the model or the machine contradicts, `LoadFailed` for a
+    Raises `RequestError` for options that the model or the machine contradicts, `LoadFailed` for a
     worker that cannot be reached, a plan over a device's budget, and more than memory holds.
     """
-    subject = replace(subject, contexts=context_size.as_wished(subject, wishes))
-    machine = Machine(detect_devices(wishes), Host(host_memory.available()))
-    if beside is not None:
-        machine = machine.beside(beside)
+    subject = replace(subject, contexts=context_size.with_options(subject, options))
+    machine = Machine(detect_devices(options), Host(host_memory.available()))
+    if draft is not None:
+        machine = machine.without(draft)
     too_long = context_refusal(subject, machine)
     if too_long:
         raise LoadFailed(too_long)
-    hand = wishes.hand
+    hand = options.hand
     if not machine.devices and (hand.n_gpu_layers or 0) > 0:
         log.warning(
             "-ngl %d: llama.cpp finds no device here, so the model stays on the CPU",
@@ -134,22 +134,22 @@ def plan_placement(
 
     def made(where: Machine) -> OffloadPlan:
         plan = fit(subject, where) if hand.is_empty else manual(subject, where, hand)
-        too_much = None if wishes.fit == "off" else refusal(plan)
+        too_much = None if options.fit == "off" else refusal(plan)
         if too_much:
             raise LoadFailed(f"{too_much}; offload fewer layers, or pass --fit off to try anyway")
-        if thrashes(plan) and not wishes.allow_thrash:
+        if thrashes(plan) and not options.allow_thrash:
             raise LoadFailed(memory_advice(plan))
         return plan
 
     plan = made(machine)
-    settled = (
-        CheckedPlan(plan, subject, wishes, False)
-        if plan.is_on_cpu or wishes.fit == "off"
-        else _checked(made, machine, subject, wishes)
+    checked = (
+        CheckedPlan(plan, subject, options, False)
+        if plan.is_on_cpu or options.fit == "off"
+        else _checked(made, machine, subject, options)
     )
     if hand.is_empty:
-        _tell_of_unused(settled.plan)
-    return settled
+        _tell_of_unused(checked.plan)
+    return checked
 
 
 def _tell_of_unused(plan: OffloadPlan) -> None:
@@ -166,19 +166,19 @@ def _checked(
     made: Callable[[Machine], OffloadPlan],
     machine: Machine,
     subject: Subject,
-    wishes: PlacementOptions,
+    options: PlacementOptions,
 ) -> CheckedPlan:
     """Asks llama.cpp what the plan takes, and plans again with what was missing, until it fits."""
     for _ in range(_ATTEMPTS):
         plan = made(machine)
         contexts = plan.contexts
         subject = replace(subject, contexts=contexts)
-        found = _ask(plan, subject, wishes.rpc)
+        found = _ask(plan, subject, options.rpc)
         if found is None:
-            return CheckedPlan(plan, subject, wishes, False)
+            return CheckedPlan(plan, subject, options, False)
         plan = _as_found(plan, found)
         if not plan.over_budget():
-            return CheckedPlan(plan, subject, wishes, True)
+            return CheckedPlan(plan, subject, options, True)
         more = {d.name: n - d.budget for d, n in plan.over_budget()}
         reserve = {
             name: machine.reserve.get(name, 0) + more.get(name, 0)
@@ -215,13 +215,13 @@ def _ask(
         "rpc": list(workers),
         "model": {
             "path": subject.facts.path,
-            "told": load_params(plan, n_blocks).renamed(names_there),
+            "load_params": load_params(plan, n_blocks).renamed(names_there),
             "load_mtp": drafts and side is None,
         },
         "side": side
         and {
             "path": side.path,
-            "told": side_load_params(plan).renamed(names_there),
+            "load_params": side_load_params(plan).renamed(names_there),
             "load_mtp": True,
         },
         "target": asdict(target_options(plan.contexts, 1, drafts)),
