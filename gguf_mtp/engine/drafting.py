@@ -51,26 +51,26 @@ class Drafting:
 
     # -- a round ---------------------------------------------------------------------------------
 
-    def draft(self, turns: Sequence[SequenceStep], depth: Depth) -> None:
-        """Gives every turn its limit and its draft, maybe an empty one."""
+    def draft(self, steps: Sequence[SequenceStep], depth: Depth) -> None:
+        """Gives every step its limit and its draft, maybe an empty one."""
         self.seconds_of = {}
-        if not self._drafters or depth.n_max == 0 or not turns:
+        if not self._drafters or depth.n_max == 0 or not steps:
             return
-        self._is_skipping = self._skip_rounds.skips(turns)
+        self._is_skipping = self._skip_rounds.skips(steps)
         if self._is_skipping:
             return
         start = time.perf_counter()
         for drafter in self._drafters:
             if drafter.is_free:
-                self._make_free_draft(drafter, turns, depth.n_max)
-        limits = depth.choose([self._room(turn) for turn in turns])
+                self._make_free_draft(drafter, steps, depth.n_max)
+        limits = depth.choose([self._room(step) for step in steps])
         asked: dict[str, list[tuple[SequenceStep, DraftLimit]]] = {}
-        for turn, limit in zip(turns, limits, strict=True):
-            turn.limit = limit
-            if limit.n and limit.source == turn.free_draft.source:
-                turn.draft = _first(turn.free_draft, limit.n)
+        for step, limit in zip(steps, limits, strict=True):
+            step.limit = limit
+            if limit.n and limit.source == step.free_draft.source:
+                step.draft = _first(step.free_draft, limit.n)
             elif limit.n:
-                asked.setdefault(limit.source, []).append((turn, limit))
+                asked.setdefault(limit.source, []).append((step, limit))
         self._deciding_s = time.perf_counter() - start
         for drafter in list(self._drafters):
             if drafter.name in asked:
@@ -108,34 +108,34 @@ class Drafting:
             if drafter is not None:
                 self._stop(drafter, "never_accepted", why)
 
-    def _room(self, turn: SequenceStep) -> DraftRequest:
-        free_draft = turn.free_draft
+    def _room(self, step: SequenceStep) -> DraftRequest:
+        free_draft = step.free_draft
         names = [  # a free drafter only with what it has offered
             d.name
             for d in self._drafters
-            if _may(turn, d) and (not d.is_free or d.name == free_draft.source)
+            if _may(step, d) and (not d.is_free or d.name == free_draft.source)
         ]
         made = FreeDraft(free_draft.source, free_draft.confidence) if free_draft.tokens else None
-        return DraftRequest(turn.seq, turn.request.n_draft_max() if names else 0, names, made)
+        return DraftRequest(step.seq, step.request.n_draft_max() if names else 0, names, made)
 
-    def _make_free_draft(self, drafter: Drafter, turns: Sequence[SequenceStep], n_max: int) -> None:
-        """Asks a free drafter for every turn that has no free draft yet."""
+    def _make_free_draft(self, drafter: Drafter, steps: Sequence[SequenceStep], n_max: int) -> None:
+        """Asks a free drafter for every step that has no free draft yet."""
         asking, asks = [], []
-        for turn in turns:
-            n = min(turn.request.n_draft_max(), n_max)
-            if n > 0 and not turn.free_draft.tokens and _may(turn, drafter):
-                asking.append(turn)
-                asks.append(Ask(turn.seq, turn.slot.tokens, DraftLimit(n), turn.request.chain))
+        for step in steps:
+            n = min(step.request.n_draft_max(), n_max)
+            if n > 0 and not step.free_draft.tokens and _may(step, drafter):
+                asking.append(step)
+                asks.append(Ask(step.seq, step.slot.tokens, DraftLimit(n), step.request.chain))
         drafts = self._run(drafter, partial(drafter.propose, asks)) or [NO_DRAFT] * len(asks)
-        for turn, draft in zip(asking, drafts, strict=True):
+        for step, draft in zip(asking, drafts, strict=True):
             if draft.tokens:
-                turn.free_draft = draft
+                step.free_draft = draft
 
     def _propose(self, drafter: Drafter, asking: Sequence[tuple[SequenceStep, DraftLimit]]) -> None:
         asks = [Ask(t.seq, t.slot.tokens, limit, t.request.chain) for t, limit in asking]
         drafts = self._run(drafter, partial(drafter.propose, asks)) or [NO_DRAFT] * len(asks)
-        for (turn, _), draft in zip(asking, drafts, strict=True):
-            turn.draft = draft
+        for (step, _), draft in zip(asking, drafts, strict=True):
+            step.draft = draft
 
     # -- the caches of all -----------------------------------------------------------------------
 
@@ -187,9 +187,9 @@ class Drafting:
         self._observers.fell_back(kind, why)
 
 
-def _may(turn: SequenceStep, drafter: Drafter) -> bool:
+def _may(step: SequenceStep, drafter: Drafter) -> bool:
     """Whether the request allows the drafter."""
-    allowed = turn.request.options.draft
+    allowed = step.request.options.draft
     return allowed is None or drafter.name in allowed
 
 

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from gguf_mtp.depth.protocol import Depth
+from gguf_mtp.engine.batch import Batch, certain_rows
 from gguf_mtp.engine.config import EngineLimits
 from gguf_mtp.engine.drafting import Drafting
 from gguf_mtp.engine.observers import EngineLoad, Observers
@@ -178,42 +179,27 @@ class Engine:
     def _round(self) -> list[Chunk]:
         start = time.perf_counter() - self._uncounted_s
         self._admit()
-        turns = [SequenceStep(s, r) for s, r in self._slots.active() if self._slots.is_read(s)]
-        self.drafting.draft(turns, self.depth)  # 1 depth, 2 draft
-        rows = [t.rows() for t in turns]
-        room = self.limits.n_batch - sum(len(r.tokens) for r in rows)
-        unread = self._slots.prompt_rows(min(room, self._chunker.n_rows(is_alone=not rows)))
-        prompts = [r for r in unread if not r.n_outputs]
-        arriving = self._arriving([r for r in unread if r.n_outputs])
-        turns += arriving
-        rows += [t.rows() for t in arriving]
-        if not rows and not prompts:
+        answering = self._slots.answering()
+        self.drafting.draft(answering, self.depth)  # 1 depth, 2 draft
+        batch = self._with_prompts(answering)
+        if not batch.rows:
             return []
-        step = self._decode([*rows, *prompts])  # 3 target
-        outputs, read = step.outputs[: len(rows)], step.outputs[len(rows) :]
-        outcomes = [  # 4 judge
-            t.judge(out.logits, self.limits.end_tokens)
-            for t, out in zip(turns, outputs, strict=True)
-        ]
-        certain = [  # 5 keep
-            self._keep(*kept) for kept in zip(turns, outcomes, outputs, strict=True)
-        ]
-        certain += [_seen(*seen) for seen in zip(prompts, read, strict=True)]
-        self.drafting.observe(certain)
-        times = RoundTimes(start, step.seconds, self.drafting.seconds_of)
-        seconds = self._count(list(zip(turns, outcomes, strict=True)), prompts, times)
-        unfinished = {r.seq for r in prompts}
-        reading = [Chunk(r.id, [], 0) for s, r in self._slots.active() if s.seq in unfinished]
-        emitted = [self._emit(t, o) for t, o in zip(turns, outcomes, strict=True)]  # 6 emit
+        decoded = self._decode(batch.rows)  # 3 target
+        batch.judge(decoded, self.limits.end_tokens)  # 4 judge
+        self.drafting.observe(self._keep(batch))  # 5 keep
+        times = RoundTimes(start, decoded.seconds, self.drafting.seconds_of)
+        seconds = self._count(batch, times)
+        chunks = self._emit(batch)  # 6 emit
         self._uncounted_s = time.perf_counter() - start - seconds
-        return emitted + reading
+        return chunks
 
-    def _arriving(self, ends: Sequence[Rows]) -> list[SequenceStep]:
-        """The turns of those whose prompt's last rows are read now."""
-        if not ends:
-            return []
-        first = {r.seq: r.pos for r in ends}
-        return [SequenceStep(s, r, first[s.seq]) for s, r in self._slots.active() if s.seq in first]
+    def _with_prompts(self, answering: Sequence[SequenceStep]) -> Batch:
+        """A batch of those who answer, with as many rows of unread prompts as fit beside them."""
+        n_taken = sum(1 + len(step.draft.tokens) for step in answering)
+        n_chunk = self._chunker.n_rows(is_alone=not answering)
+        unread = self._slots.prompt_rows(min(self.limits.n_batch - n_taken, n_chunk))
+        arriving = self._slots.arriving([rows for rows in unread if rows.n_outputs])
+        return Batch([*answering, *arriving], [rows for rows in unread if not rows.n_outputs])
 
     def _admit(self) -> None:
         """Gives free slots to queued requests, in the order they came."""
@@ -234,36 +220,35 @@ class Engine:
 
     # -- after the decode ----------------------------------------------------------------------
 
-    def _keep(self, turn: SequenceStep, outcome: Outcome, output: Output) -> Rows:
+    def _keep(self, batch: Batch) -> list[Rows]:
+        """Commits what was accepted; returns the rows that have become certain."""
+        kept = zip(batch.steps, batch.outcomes, batch.outputs, strict=True)
+        return [self._keep_one(*one) for one in kept] + list(batch.prompts_read())
+
+    def _keep_one(self, step: SequenceStep, outcome: Outcome, output: Output) -> Rows:
         """Commits tokens and drops the rows behind them; the rows that have become certain."""
-        tokens, n = turn.slot.tokens, len(outcome.committed)
+        tokens, n = step.slot.tokens, len(outcome.committed)
         pos = len(tokens) - 1
         tokens += outcome.committed
-        turn.request.chain.commit(outcome.committed)
+        step.request.chain.commit(outcome.committed)
         if outcome.finish in ("stop", "failed"):
             n += 1  # what the end follows is decoded and certain, and may be all that can be kept
-        self._target.rewind(turn.seq, pos + n)
-        return _seen(Rows(turn.seq, turn.first, tokens[turn.first : pos + n]), output)
+        self._target.rewind(step.seq, pos + n)
+        return certain_rows(Rows(step.seq, step.first, tokens[step.first : pos + n]), output)
 
-    def _count(
-        self,
-        judged: Sequence[tuple[SequenceStep, Outcome]],
-        prompts: Sequence[Rows],
-        times: RoundTimes,
-    ) -> float:
+    def _count(self, batch: Batch, times: RoundTimes) -> float:
         """Counts, per request and for the depth decision. Returns the seconds that were counted:
         what comes after is the next round's."""
         seconds = time.perf_counter() - times.start
-        n_prompt = {r.seq: len(r.tokens) for r in prompts}
-        n_prompt |= {t.seq: t.n_prompt for t, _ in judged if t.n_prompt}
+        n_prompt, judged = batch.n_prefill, batch.judged
+        n_prefill = sum(n_prompt.values())
         if n_prompt:
-            self._chunker.update(sum(n_prompt.values()), times.target_s)
+            self._chunker.update(n_prefill, times.target_s)
             for slot, request in self._slots.active():
                 if slot.seq in n_prompt:
                     request.stats.count_prompt(n_prompt[slot.seq], seconds)
-        for turn, outcome in judged:
-            turn.count(outcome, times, seconds)
-        n_prefill = sum(n_prompt.values())
+        for step, outcome in judged:
+            step.count(outcome, times, seconds)
         decided = [one for one in judged if not one[0].n_prompt]
         self.drafting.learn(self.depth, decided, n_prefill, times, seconds)
         if self.observers:
@@ -271,18 +256,23 @@ class Engine:
             self.observers.round(judged, load, times, seconds)
         return seconds
 
-    def _emit(self, turn: SequenceStep, outcome: Outcome) -> Chunk:
-        n_from_draft = min(outcome.n_accepted, len(outcome.committed))
+    def _emit(self, batch: Batch) -> list[Chunk]:
+        """A chunk for every sequence of the batch, empty for those whose prompt is read on."""
+        unfinished = {rows.seq for rows in batch.prompts}
+        reading = [Chunk(r.id, [], 0) for s, r in self._slots.active() if s.seq in unfinished]
+        return [self._chunk(*one) for one in batch.judged] + reading
+
+    def _chunk(self, step: SequenceStep, outcome: Outcome) -> Chunk:
         chunk = Chunk(
-            seq=turn.request.id,
+            seq=step.request.id,
             tokens=outcome.committed,
-            n_from_draft=n_from_draft,
+            n_from_draft=min(outcome.n_accepted, len(outcome.committed)),
             logprobs=outcome.logprobs,
-            source=turn.draft.source,
-            n_drafted=len(turn.draft.tokens),
+            source=step.draft.source,
+            n_drafted=len(step.draft.tokens),
             error=outcome.error,
         )
-        return self._finish(turn.slot, chunk, outcome.finish) if outcome.finish else chunk
+        return self._finish(step.slot, chunk, outcome.finish) if outcome.finish else chunk
 
     def _finish(self, slot: Slot, chunk: Chunk, reason: FinishReason) -> Chunk:
         """Frees the slot. Its tokens stay, cut to what the target has decoded and one more, unless
@@ -296,9 +286,3 @@ class Engine:
         self.depth.forget(slot.seq)
         self.totals += request.stats
         return chunk._replace(finish_reason=reason, stats=request.stats)
-
-
-def _seen(rows: Rows, output: Output) -> Rows:
-    """`rows` with the hidden rows the target computed for them, of which `output` may hold more."""
-    hidden = None if output.hidden is None else output.hidden[: len(rows.tokens)]
-    return Rows(rows.seq, rows.pos, rows.tokens, 0, hidden)

@@ -91,7 +91,7 @@ class Observers:
     ) -> None:
         """Tells of a round that took `seconds`."""
         report = RoundReport(
-            parts=[_part(turn, outcome) for turn, outcome in judged],
+            parts=[_part(step, outcome) for step, outcome in judged],
             load=load,
             target_s=times.target_s,
             draft_s=times.draft_s,
@@ -111,19 +111,19 @@ class Observers:
                 self._observers.remove(observer)
 
 
-def _reason(turn: SequenceStep) -> str:
-    if turn.n_prompt:
+def _reason(step: SequenceStep) -> str:
+    if step.n_prompt:
         return "first token"
-    return (turn.limit.reason or "fixed") if turn.limit else "off"
+    return (step.limit.reason or "fixed") if step.limit else "off"
 
 
-def _part(turn: SequenceStep, outcome: Outcome) -> SequenceReport:
+def _part(step: SequenceStep, outcome: Outcome) -> SequenceReport:
     return SequenceReport(
-        request=turn.request.id,
-        depth=turn.limit.n if turn.limit else 0,
-        reason=_reason(turn),
-        source=turn.draft.source,
-        n_drafted=len(turn.draft.tokens),
+        request=step.request.id,
+        depth=step.limit.n if step.limit else 0,
+        reason=_reason(step),
+        source=step.draft.source,
+        n_drafted=len(step.draft.tokens),
         n_judged=outcome.n_judged,
         n_accepted=outcome.n_accepted,
         n_committed=len(outcome.committed),

@@ -50,14 +50,14 @@ class Slot:
     """A place for one sequence in the KV caches.
 
     `tokens` are certain, the last one not decoded by the target; they outlive the request that put
-    them there, so that the next one with the same beginning finds it read. `turn` grows
-    with every use.
+    them there, so that the next one with the same beginning finds it read. `last_use` grows with
+    every use.
     """
 
     def __init__(self, seq: int) -> None:
         self.seq = seq
         self.tokens: list[int] = []
-        self.turn = 0
+        self.last_use = 0
         self.request: Request | None = None
 
     def n_common(self, prompt: Sequence[int]) -> int:
@@ -202,12 +202,12 @@ def feedback_of(
     )
 
 
-def _compare(turn: SequenceStep, committed: Sequence[int]) -> DraftResult:
-    """The turn's free draft against what was committed: a point mass is accepted as often as the
+def _compare(step: SequenceStep, committed: Sequence[int]) -> DraftResult:
+    """The step's free draft against what was committed: a point mass is accepted as often as the
     target draws it, so that this is the target's verdict whether it was asked or not."""
-    free_draft = turn.free_draft
+    free_draft = step.free_draft
     n = min(len(free_draft.tokens), len(committed))
     n_same = next((k for k in range(n) if free_draft.tokens[k] != committed[k]), n)
     return DraftResult(
-        turn.seq, free_draft.confidence, n_same, min(n_same + 1, n), free_draft.source
+        step.seq, free_draft.confidence, n_same, min(n_same + 1, n), free_draft.source
     )

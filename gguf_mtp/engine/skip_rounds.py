@@ -23,19 +23,19 @@ class SkipRounds:
 
     def __init__(self) -> None:
         self._left = 0
-        self._turns: list[tuple[int, DraftLimit]] = []  # request and limit of the last decision
+        self._steps: list[tuple[int, DraftLimit]] = []  # request and limit of the last decision
         self._seconds: list[float] = []
         self._draft_s = 0.0
         self._cost_s = 0.0
 
-    def skips(self, turns: Sequence[SequenceStep]) -> bool:
-        """Whether these turns need no decision; then they get the last one's limits."""
-        if not self._left or [t.request.id for t in turns] != [id_ for id_, _ in self._turns]:
+    def skips(self, steps: Sequence[SequenceStep]) -> bool:
+        """Whether these steps need no decision; then they get the last one's limits."""
+        if not self._left or [t.request.id for t in steps] != [id_ for id_, _ in self._steps]:
             self._left = 0
             return False
         self._left -= 1
-        for turn, (_, limit) in zip(turns, self._turns, strict=True):
-            turn.limit = limit
+        for step, (_, limit) in zip(steps, self._steps, strict=True):
+            step.limit = limit
         return True
 
     def update(self, times: RoundTimes, seconds: float) -> None:
@@ -47,7 +47,7 @@ class SkipRounds:
         """What has passed since this was asked last."""
         if not self._seconds:
             return None
-        passed = SkippedRounds(len(self._turns), self._seconds, self._draft_s)
+        passed = SkippedRounds(len(self._steps), self._seconds, self._draft_s)
         self._seconds, self._draft_s = [], 0.0
         return passed
 
@@ -56,12 +56,12 @@ class SkipRounds:
         self._left = 0
 
     def begin(
-        self, turns: Sequence[SequenceStep], most: int, cost_s: float, round_s: float
+        self, steps: Sequence[SequenceStep], most: int, cost_s: float, round_s: float
     ) -> None:
-        """After a decision for `turns` that took `cost_s` in a round of `round_s` seconds: rests at
+        """After a decision for `steps` that took `cost_s` in a round of `round_s` seconds: rests at
         most `most` rounds."""
         self._left = 0
         if most:
             self._cost_s += (cost_s - self._cost_s) / _MEMORY if self._cost_s else cost_s
             self._left = min(most, int(self._cost_s / (_SHARE * round_s)))
-            self._turns = [(t.request.id, t.limit or DraftLimit(0)) for t in turns]
+            self._steps = [(t.request.id, t.limit or DraftLimit(0)) for t in steps]

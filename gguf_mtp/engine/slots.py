@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gguf_mtp.engine.drafting import Drafting
-from gguf_mtp.engine.request import Request, Slot
+from gguf_mtp.engine.request import Request, SequenceStep, Slot
 from gguf_mtp.errors import CannotRewind, RequestError, SavedStateError
 from gguf_mtp.types import Decoder, Rows
 
@@ -25,7 +25,7 @@ class Slots:
         self._n_idle = n_idle
         self._target = target
         self._slots = [Slot(seq) for seq in range(n_seq)]
-        self._turn = 0
+        self._n_uses = 0
 
     def active(self) -> list[tuple[Slot, Request]]:
         """Slots with a request, in the order of admission."""
@@ -40,6 +40,17 @@ class Slots:
     def is_read(self, slot: Slot) -> bool:
         """Whether the prompt is read: from here on `n_past == len(tokens) - 1`."""
         return self.n_read(slot) == len(slot.tokens)
+
+    def answering(self) -> list[SequenceStep]:
+        """A step for each sequence whose prompt is read."""
+        return [SequenceStep(s, r) for s, r in self.active() if self.is_read(s)]
+
+    def arriving(self, ends: Sequence[Rows]) -> list[SequenceStep]:
+        """A step for each sequence whose prompt's last rows are read now."""
+        if not ends:
+            return []
+        first = {rows.seq: rows.pos for rows in ends}
+        return [SequenceStep(s, r, first[s.seq]) for s, r in self.active() if s.seq in first]
 
     def n_cells(self) -> int:
         """Positions that the target's cache holds, those of idle slots included."""
@@ -86,7 +97,7 @@ class Slots:
         if not active:
             return  # nobody is slowed
         left = self._n_idle
-        for slot in sorted(self._slots, key=lambda s: -s.turn):
+        for slot in sorted(self._slots, key=lambda s: -s.last_use):
             if slot.request or not slot.tokens:
                 continue
             shared = max(s.n_common(slot.tokens) for s in active)  # in cells of theirs
@@ -119,7 +130,7 @@ class Slots:
         free = [s for s in self._slots if not s.request]
         if not free:
             raise RequestError("all slots are busy; load the sequence when one is idle")
-        slot = min(free, key=lambda s: (len(s.tokens) > 0, s.turn))
+        slot = min(free, key=lambda s: (len(s.tokens) > 0, s.last_use))
         slot.tokens = []
         try:
             self._target.load(slot.seq, parts["target"])
@@ -148,7 +159,7 @@ class Slots:
     def _best_source(self, prompt: Sequence[int]) -> tuple[Slot, int]:
         """The slot that holds most of the prompt's beginning, and how many tokens of it."""
         held = [(min(s.n_common(prompt), self.n_read(s)), s) for s in self._slots]
-        n_common, slot = max(held, key=lambda pair: (pair[0], pair[1].turn))
+        n_common, slot = max(held, key=lambda pair: (pair[0], pair[1].last_use))
         return slot, n_common
 
     def _begin(self, slot: Slot, source: Slot, n_common: int, n_most: int) -> int:
@@ -191,8 +202,8 @@ class Slots:
         self._drafting.rewind(slot.seq, n_tokens)
 
     def _use(self, slot: Slot) -> None:
-        self._turn += 1
-        slot.turn = self._turn
+        self._n_uses += 1
+        slot.last_use = self._n_uses
 
 
 def _destination(free: Sequence[Slot], source: Slot, n_common: int) -> Slot:
@@ -202,4 +213,4 @@ def _destination(free: Sequence[Slot], source: Slot, n_common: int) -> Slot:
     if not source.request and (goes_on or len(free) == 1):
         return source
     others = [s for s in free if s is not source] or free
-    return min(others, key=lambda s: (len(s.tokens) > 0, s.turn))
+    return min(others, key=lambda s: (len(s.tokens) > 0, s.last_use))
