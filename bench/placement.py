@@ -49,7 +49,7 @@ def texts(path: Path, placement: PlacementOptions, n_tokens: int) -> tuple[list[
     options = LoadOptions(n_ctx=512, strict=True, draft_min=2, draft_max=2, placement=placement)
     with gguf_mtp.load(path, options) as session:
         found = [
-            [t for piece in session.complete(p, GREEDY, n_tokens) for t in piece.chunk.tokens]
+            [t for piece in session.complete(p, GREEDY, n_tokens) for t in piece.tokens]
             for p in PROMPTS
         ]
         return found, session.placement
@@ -65,7 +65,7 @@ def rate(
             start, n = time.perf_counter(), 0
             for prompt in PROMPTS:
                 for piece in session.complete(prompt, GREEDY, n_tokens):
-                    n += len(piece.chunk.tokens)
+                    n += len(piece.tokens)
             if i:
                 rates.append(n / (time.perf_counter() - start))
     return rates

@@ -87,7 +87,7 @@ def measure(path: Path, endpoint: str, placement: PlacementOptions, depth: int) 
             if i < 2:  # the prompt was read, and a round's graph stored with the worker
                 sent, received = count.sent, count.received
             else:
-                sizes.append(len(piece.chunk.tokens))
+                sizes.append(len(piece.tokens))
     n = max(sum(sizes), 1)
     return {
         "loading_mb": round(loading / 1e6, 1),

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from ..answers.prepare import AnswerOptions
     from ..engine.engine import Engine
     from ..params import SamplingParams
-    from ..session import Piece, Session, Wishes
+    from ..session import Piece, Session
 
 SCHEMA = "--json-schema"
 
@@ -48,21 +49,28 @@ class AnswerArgs:
             show_default=False,
         ),
     ] = None
+    hide_reasoning: Annotated[
+        bool,
+        typer.Option(
+            "--hide-reasoning", help="Do not show what the model thinks before it answers."
+        ),
+    ] = False
 
-    def wishes(self, session: Session, n_logprobs: int | None = None) -> Wishes:
+    def options(self, session: Session, n_logprobs: int | None = None) -> AnswerOptions:
         """Raises `RequestError` for what is no grammar, and says where."""
-        from ..grammar.gbnf.lark import lark_of
-        from ..grammar.json_schema import compile_schema
-        from ..session import Wishes
+        from ..answers.prepare import AnswerOptions
+        from ..answers.structured_output import OutputFormat, format_grammar, grammar_format
 
         option, source = self._given()
         if option is None:
-            return Wishes(None, n_logprobs)
-        grammars = session.grammars
-        with _named(option):
-            if option == SCHEMA:
-                return Wishes(compile_schema(grammars, _parsed(source)), n_logprobs)
-            return Wishes(grammars.compile(lark_of(source, grammars.token)), n_logprobs)
+            return AnswerOptions(n_logprobs=n_logprobs)
+        if option == SCHEMA:
+            with _named(option):
+                form = OutputFormat(option, "json", _parsed(source))
+        else:
+            form = grammar_format(option, source, session.grammars)
+        format_grammar(session.grammars, form)  # what is wrong with it is said before any answer
+        return AnswerOptions(format=form, n_logprobs=n_logprobs)
 
     def fields(self) -> dict[str, Any]:
         """The same as fields of a request to a server. Raises `RequestError`."""
@@ -100,11 +108,11 @@ class AnswerArgs:
             raise RequestError(f"cannot read {self.grammar_file}: {reason}") from None
 
 
-class Shaped:
-    """A session whose answers fulfil `wishes`."""
+class SessionWithOptions:
+    """A session all of whose answers have the same options."""
 
-    def __init__(self, session: Session, wishes: Wishes) -> None:
-        self._session, self._wishes = session, wishes
+    def __init__(self, session: Session, options: AnswerOptions) -> None:
+        self._session, self._options = session, options
 
     @property
     def engine(self) -> Engine:
@@ -117,7 +125,7 @@ class Shaped:
         max_tokens: int = 1 << 30,
     ) -> Iterator[Piece]:
         """See `Session.chat`."""
-        return self._session.chat(messages, params, max_tokens, self._wishes)
+        return self._session.chat(messages, params, max_tokens, options=self._options)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """`gguf-mtp chat`: a conversation in the terminal.
 
-`converse` is the conversation; `Terminal` and `Pipe` are how it looks: a person's terminal with an
-editable prompt, or lines in and answers out with nothing else on standard output.
+`Conversation` is the conversation; `Terminal` and `Pipe` are how it looks: a person's terminal with
+an editable prompt, or lines in and answers out with nothing else on standard output.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
-from .answer_options import AnswerArgs, Shaped
+from .answer_options import AnswerArgs, SessionWithOptions
 from .options import ModelArgs, SamplingArgs, spread
 from .placement_options import PlacementArgs
 
@@ -24,7 +25,10 @@ if TYPE_CHECKING:
     from ..session import Piece
     from ..stats import Stats
 
-HELP = "/clear  forget the conversation    /stats  speed and acceptance    /exit  leave"
+HELP = (
+    "/clear  clear the conversation    /think  show or hide reasoning    "
+    "/stats  speed and acceptance    /exit  leave"
+)
 
 
 class Screen(Protocol):
@@ -32,6 +36,7 @@ class Screen(Protocol):
 
     def ask(self) -> str | None: ...
     def write(self, text: str) -> None: ...
+    def think(self, text: str) -> None: ...
     def note(self, text: str) -> None: ...
 
 
@@ -64,7 +69,7 @@ def chat(
     model_args: ModelArgs,
     placement_args: PlacementArgs,
     sampling_args: SamplingArgs,
-    shape_args: AnswerArgs,
+    answer_args: AnswerArgs,
     server: Annotated[
         str | None,
         typer.Option(
@@ -89,11 +94,13 @@ def chat(
                 "with --server, set context, threads, drafting and placement on the server"
             )
         name = str(model_args.model) if model_args.model else None
-        fields = sampling_args.fields() | shape_args.fields()
+        fields = sampling_args.fields() | answer_args.fields()
         remote = RemoteSession(server, name, api_key, fields)
         screen.note(f"{remote.model} at {remote.url}")
         screen.note(HELP)
-        converse(remote, screen, None, sampling_args.n_max)
+        Conversation(
+            remote, screen, None, sampling_args.n_max, View(not answer_args.hide_reasoning)
+        ).run()
         return
     from .open_session import describe, open_session, placement
     from .rpc_child import run_in_child
@@ -105,8 +112,9 @@ def chat(
         screen.note(placement(session))
         screen.note(HELP)
         params = sampling_args.over(session.sampling_defaults(), session.facts.n_vocab)
-        shaped = Shaped(session, shape_args.wishes(session))
-        converse(shaped, screen, params, sampling_args.n_max, placement(session))
+        talker = SessionWithOptions(session, answer_args.options(session))
+        view = View(not answer_args.hide_reasoning, placement(session))
+        Conversation(talker, screen, params, sampling_args.n_max, view).run()
 
 
 def _screen() -> Screen:
@@ -127,87 +135,115 @@ class Pipe:
     def write(self, text: str) -> None:
         print(text, end="", flush=True)
 
+    def think(self, text: str) -> None:
+        """Scripts see the answers only."""
+
     def note(self, text: str) -> None:
-        """Nobody is watching."""
+        """Scripts see the answers only."""
 
 
-def converse(
-    session: Talker,
-    screen: Screen,
-    params: SamplingParams | None,
-    max_tokens: int,
-    where: str = "",
-) -> None:
-    """Goes on until the end of input or /exit. `where` says where the model lies."""
-    history: list[dict[str, str]] = []
-    while (line := screen.ask()) is not None:
-        match line.strip():
-            case "":
-                continue
-            case "/exit" | "/quit" | "/bye":
-                return
-            case "/clear":
-                history.clear()
-                screen.note("conversation cleared")
-            case "/stats":
-                show_stats(session, screen)
-                if where:
-                    screen.note(f"placement: {where}")
-            case "/help" | "/?":
-                screen.note(HELP)
-            case command if command.startswith("/") and " " not in command:
-                screen.note(f"{command} is not a command. {HELP}")
-            case _:
-                answer(session, screen, history, line, params, max_tokens)
+@dataclass(slots=True)
+class View:
+    """What a conversation shows beside answers: the model's reasoning, and in /stats where the
+    model is placed."""
+
+    shows_reasoning: bool = True
+    placement: str = ""
+    is_thinking: bool = False
 
 
-def answer(
-    session: Talker,
-    screen: Screen,
-    history: list[dict[str, str]],
-    line: str,
-    params: SamplingParams | None,
-    max_tokens: int,
-) -> None:
-    """One exchange, added to `history`. A refused or failed request leaves `history` as it was."""
-    from ..errors import DecodeError, RequestError
-    from . import stats_lines
+class Conversation:
+    """Questions and answers until the end of input or /exit. Sampling goes by `params`, and an
+    answer has at most `max_tokens`."""
 
-    history.append({"role": "user", "content": line})
-    text, stats = "", None
-    try:
-        pieces = session.chat(history, params, max_tokens)
-        with interrupts() as interrupted:
-            for piece in pieces:
-                text += piece.text
-                stats = piece.chunk.stats
-                screen.write(piece.text)
-                if interrupted():
-                    pieces.close()  # type: ignore[attr-defined]
-                    break
-    except (DecodeError, RequestError) as error:
-        del history[-1]
-        screen.write("\n" if text else "")
-        print(f"error: {error}", file=sys.stderr)
-        return
-    screen.write("\n")
-    if interrupted():
-        screen.note("stopped")
-    if stats:
-        screen.note(stats_lines.answer_line(stats, session.engine.depth))
-    history.append({"role": "assistant", "content": text})
+    def __init__(
+        self,
+        talker: Talker,
+        screen: Screen,
+        params: SamplingParams | None,
+        max_tokens: int,
+        view: View | None = None,
+    ) -> None:
+        self._talker, self._screen = talker, screen
+        self._params, self._max_tokens = params, max_tokens
+        self._view = view or View()
+        self._history: list[dict[str, str]] = []
 
+    def run(self) -> None:
+        screen = self._screen
+        while (line := screen.ask()) is not None:
+            match line.strip():
+                case "":
+                    continue
+                case "/exit" | "/quit" | "/bye":
+                    return
+                case "/clear":
+                    self._history.clear()
+                    screen.note("conversation cleared")
+                case "/stats":
+                    self._show_stats()
+                case "/think":
+                    shows = self._view.shows_reasoning = not self._view.shows_reasoning
+                    screen.note(f"reasoning is {'shown' if shows else 'hidden'}")
+                case "/help" | "/?":
+                    screen.note(HELP)
+                case command if command.startswith("/") and " " not in command:
+                    screen.note(f"{command} is not a command. {HELP}")
+                case _:
+                    self._answer(line)
 
-def show_stats(session: Talker, screen: Screen) -> None:
-    from . import stats_lines
+    def _answer(self, line: str) -> None:
+        """One exchange. A refused or failed request leaves the history as it was."""
+        from ..errors import BadLogits, DecodeError, RequestError
+        from . import stats_lines
 
-    totals = session.engine.totals
-    for line in stats_lines.lines(totals) if totals.rounds else ["nothing has been answered yet"]:
-        screen.note(line)
-    for line in stats_lines.decision_lines(session.engine.depth):
-        screen.note(line)
-    if session.engine.stopped_drafting:
-        screen.note(f"drafting is off: {session.engine.stopped_drafting}")
+        screen = self._screen
+        self._history.append({"role": "user", "content": line})
+        text, stats = "", None
+        try:
+            pieces = self._talker.chat(self._history, self._params, self._max_tokens)
+            with interrupts() as interrupted:
+                for piece in pieces:
+                    self._show(piece, is_first=not text)
+                    text += piece.text
+                    stats = piece.stats
+                    if interrupted():
+                        pieces.close()  # type: ignore[attr-defined]
+                        break
+        except (BadLogits, DecodeError, RequestError) as error:
+            del self._history[-1]
+            screen.write("\n" if text else "")
+            print(f"error: {error}", file=sys.stderr)
+            return
+        screen.write("\n")
+        if interrupted():
+            screen.note("stopped")
+        if stats:
+            screen.note(stats_lines.answer_line(stats, self._talker.engine.depth))
+        self._history.append({"role": "assistant", "content": text})
+
+    def _show(self, piece: Piece, is_first: bool) -> None:
+        """`is_first`: no text of the answer has been written yet."""
+        if self._view.shows_reasoning and piece.reasoning:
+            self._screen.think(piece.reasoning)
+            self._view.is_thinking = True
+        if piece.text and is_first and self._view.is_thinking:
+            self._screen.think("\n\n")
+            self._view.is_thinking = False
+        self._screen.write(piece.text)
+
+    def _show_stats(self) -> None:
+        from . import stats_lines
+
+        screen, engine = self._screen, self._talker.engine
+        totals = engine.totals
+        lines = stats_lines.lines(totals) if totals.rounds else ["nothing has been answered yet"]
+        for line in [*lines, *stats_lines.decision_lines(engine.depth)]:
+            screen.note(line)
+        if engine.stopped_drafting:
+            screen.note(f"drafting is off: {engine.stopped_drafting}")
+        if self._view.placement:
+            screen.note(f"placement: {self._view.placement}")
 
 
 @contextmanager

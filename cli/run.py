@@ -22,7 +22,7 @@ def run(
     model_args: ModelArgs,
     placement_args: PlacementArgs,
     sampling_args: SamplingArgs,
-    shape_args: AnswerArgs,
+    answer_args: AnswerArgs,
     prompt: Annotated[
         str | None,
         typer.Option("-p", "--prompt", help="The prompt. Default: standard input."),
@@ -56,37 +56,52 @@ def run(
         if sys.stderr.isatty() and accelerators():  # else there is one place to lie
             print(placement(session), file=sys.stderr)
         params = sampling_args.over(session.sampling_defaults(), session.facts.n_vocab)
-        wishes = shape_args.wishes(session, logprobs)
+        options = answer_args.options(session, logprobs)
         if raw:
-            pieces = session.complete(text, params, sampling_args.n_max, wishes)
+            pieces = session.complete(text, params, sampling_args.n_max, options=options)
         else:
             messages = [{"role": "user", "content": text}]
-            pieces = session.chat(messages, params, sampling_args.n_max, wishes)
+            pieces = session.chat(messages, params, sampling_args.n_max, options=options)
         if json:
-            print(json_module.dumps(_document(pieces), ensure_ascii=False))
+            print(json_module.dumps(_document(pieces, logprobs is not None), ensure_ascii=False))
         else:
-            for piece in pieces:
-                print(piece.text, end="", flush=True)
-            print()
+            _print(pieces, sys.stderr.isatty() and not answer_args.hide_reasoning)
 
 
-def _document(pieces: Iterable[Piece]) -> dict[str, Any]:
+def _print(pieces: Iterable[Piece], shows_reasoning: bool) -> None:
+    """The answer on standard output; the reasoning before it, dimmed, on standard error."""
+    from .terminal import dimmed
+
+    is_thinking = False
+    for piece in pieces:
+        if piece.reasoning and shows_reasoning:
+            is_thinking = True
+            dimmed(piece.reasoning)
+        if piece.text and is_thinking:
+            is_thinking = False
+            dimmed("\n\n")
+        print(piece.text, end="", flush=True)
+    print()
+
+
+def _document(pieces: Iterable[Piece], has_logprobs: bool) -> dict[str, Any]:
     """The whole answer with its counts; log-probabilities where they were asked for."""
     from . import stats_lines
 
     whole = list(pieces)
-    last = whole[-1].chunk
+    last = whole[-1]
     assert last.stats is not None
     result: dict[str, Any] = {
         "text": "".join(piece.text for piece in whole),
-        "tokens": [token for piece in whole for token in piece.chunk.tokens],
+        "tokens": [token for piece in whole for token in piece.tokens],
         "finish_reason": last.finish_reason,
         "timings": stats_lines.timings(last.stats),
         "draft": stats_lines.drafting(last.stats),
     }
-    chunks = [piece.chunk for piece in whole]
-    if any(chunk.logprobs is not None for chunk in chunks):
-        result["logprobs"] = [e._asdict() for chunk in chunks for e in chunk.logprobs or ()]
+    if reasoning := "".join(piece.reasoning for piece in whole):
+        result["reasoning"] = reasoning
+    if has_logprobs:
+        result["logprobs"] = [e._asdict() for piece in whole for e in piece.logprobs]
     return result
 
 

@@ -190,21 +190,16 @@ def exposure(host: str, api_key: str | None) -> str | None:
 
 
 def _served(session: Session, alias: str | None, sampling_args: SamplingArgs) -> Served:
-    from ..chat.conversation import ChatTemplate
     from ..server.plan import Served
 
-    vocab, facts = session.vocab, session.facts
+    facts = session.facts
     name = alias or facts.name or Path(facts.path).stem
     return Served(
         name=name.encode(errors="replace").decode(),  # a file's name may be no text
-        vocab=vocab,
-        n_vocab=facts.n_vocab,
-        limits=session.engine.limits,
-        template=ChatTemplate(vocab.chat_template, vocab.bos, vocab.eos),
+        model=session.text,
         defaults=sampling_args.over(session.sampling_defaults(), facts.n_vocab),
         max_tokens=None if sampling_args.max_tokens == -1 else sampling_args.max_tokens,
         created=int(time.time()),
-        grammars=session.grammars,
     )
 
 

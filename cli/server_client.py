@@ -19,13 +19,13 @@ from dataclasses import dataclass, field, fields
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any
 
+from ..answers.parse import Finish
 from ..depth import FixedDepth
 from ..depth.protocol import Depth
 from ..errors import RequestError
 from ..params import SamplingParams
 from ..session import Piece
 from ..stats import Stats
-from ..types import Chunk, FinishReason
 
 LOOK_S = 0.2  # how often a silent answer lets its reader look up
 CONNECT_S = 10.0
@@ -71,7 +71,6 @@ class RemoteSession:
         return self._pieces(self._connect("/chat/completions", body))
 
     def _pieces(self, connection: HTTPConnection) -> Iterator[Piece]:
-        is_thinking = False
         with closing(_events(connection)) as events:
             for event in events:
                 if "error" in event:
@@ -81,12 +80,12 @@ class RemoteSession:
                     self.engine.totals += stats
                 choice = (event.get("choices") or [{}])[0]
                 delta = choice.get("delta") or {}
-                text, content = delta.get("reasoning_content") or "", delta.get("content") or ""
-                if text and not is_thinking:
-                    is_thinking, text = True, f"<think>\n{text}"
-                if content and is_thinking:
-                    is_thinking, text = False, f"{text}\n</think>\n\n"
-                yield Piece(text + content, _chunk(choice.get("finish_reason"), stats))
+                yield Piece(
+                    text=delta.get("content") or "",
+                    reasoning=delta.get("reasoning_content") or delta.get("reasoning") or "",
+                    finish_reason=_finish(choice.get("finish_reason")),
+                    stats=stats,
+                )
 
     def _first_model(self) -> str:
         with closing(self._connect("/models", None)) as connection, _as_sentence(self.url):
@@ -193,8 +192,7 @@ def _stats(timings: Any) -> Stats | None:
     return Stats(**{f.name: timings[f.name] for f in fields(Stats) if f.name in timings})
 
 
-def _chunk(finish: str | None, stats: Stats | None) -> Chunk:
-    reason: FinishReason | None = None
-    if finish:
-        reason = "length" if finish == "length" else "stop"
-    return Chunk(0, [], 0, reason, stats)
+def _finish(reason: str | None) -> Finish | None:
+    if not reason:
+        return None
+    return "length" if reason == "length" else "stop"

@@ -30,5 +30,14 @@ class Terminal:
         sys.stdout.write(text)
         sys.stdout.flush()
 
+    def think(self, text: str) -> None:
+        self._console.print(text, style="dim", markup=False, end="", soft_wrap=True)
+
     def note(self, text: str) -> None:
         self._console.print(text, style="dim", markup=False)
+
+
+def dimmed(text: str) -> None:
+    """Writes to standard error what is not part of an answer."""
+    console = Console(stderr=True, highlight=False)
+    console.print(text, style="dim", markup=False, end="", soft_wrap=True)

@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gguf_mtp.answers.prepare import AnswerOptions
     from gguf_mtp.engine.engine import Engine
     from gguf_mtp.errors import GgufMtpError
     from gguf_mtp.loading.loader import LoadOptions, load
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AnswerOptions",
     "Chunk",
     "Engine",
     "GgufMtpError",
@@ -39,6 +41,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AnswerOptions": "answers.prepare",
     "Chunk": "types",
     "Engine": "engine.engine",
     "GgufMtpError": "errors",

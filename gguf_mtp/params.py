@@ -127,7 +127,7 @@ class Constraint(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerOptions:
+class RequestOptions:
     """What one answer may ask for beyond sampling.
 
     `draft_max` bounds its drafts below what the depth decision would allow (0: none); of the
@@ -148,5 +148,5 @@ class AnswerOptions:
             raise RequestError(f"n_logprobs is {self.n_logprobs}, but must be 0 or more")
 
 
-PLAIN = AnswerOptions()
+PLAIN = RequestOptions()
 """Nothing beyond sampling."""

@@ -1,67 +1,76 @@
-"""Text in, text out: an engine with its vocabulary.
+"""Text in, text out: an engine with the model's texts.
 
-The thin layer between tokens and people. It renders no pixels and speaks no HTTP; whoever does
-consumes its `Piece`s.
+The thin layer between tokens and people. It renders no pixels and speaks no HTTP: who does consumes
+its `Piece`s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import dataclasses
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from gguf_mtp.answers.text import Detokenizer
-from gguf_mtp.chat import reasoning
-from gguf_mtp.chat import template as chat
-from gguf_mtp.chat.template import Prompt
+from gguf_mtp.answers.constraint import Vocabulary
+from gguf_mtp.answers.parse import AnswerEvent, AnswerParser, Delta, End, Failure, Finish
+from gguf_mtp.answers.prepare import (
+    AnswerOptions,
+    PreparedAnswer,
+    TextModel,
+    as_tokens,
+    prepare_chat,
+    prepare_completion,
+)
+from gguf_mtp.answers.structured_output import Tool
+from gguf_mtp.answers.token_sources import TokenSource
+from gguf_mtp.chat.conversation import ChatTemplate
+from gguf_mtp.chat.tool_calls import CallArguments, CallStart
 from gguf_mtp.engine.engine import Engine
-from gguf_mtp.errors import RequestError
-from gguf_mtp.grammar.matching import Grammar, Grammars, Thinking
-from gguf_mtp.grammar.reasoning import GrammarState
-from gguf_mtp.params import AnswerOptions, SamplingParams
+from gguf_mtp.grammar.matching import Grammars
+from gguf_mtp.params import SamplingParams
+from gguf_mtp.sampling.logprobs import TokenLogprobs
+from gguf_mtp.stats import Stats
 from gguf_mtp.types import Chunk, ModelFacts
 
+__all__ = ["AS_MANY_AS_FIT", "Piece", "PlacementReport", "Session"]
 
-class Vocabulary(Protocol):
-    """What a session needs of a vocabulary (`llama.Vocab`)."""
-
-    bos: str
-    eos: str
-    chat_template: str | None
-
-    def tokenize(self, text: str, add_special: bool, parse_special: bool = True) -> list[int]: ...
-    def piece(self, token: int) -> bytes: ...
+AS_MANY_AS_FIT = 1 << 30
+"""max_tokens of an answer that may fill the context."""
+PLAIN = AnswerOptions()
 
 
 class PlacementReport(Protocol):
-    """Where a loaded model lies (`placement.Lying`), in lines for people."""
+    """Where a loaded model is (`placement.checked_plan.ActualPlacement`), in lines for people."""
 
     def lines(self) -> list[str]: ...
 
 
-class Wishes(NamedTuple):
-    """What answers may be asked for beyond sampling: a grammar that their text obeys, behind the
-    reasoning if there is any, and how many likely tokens to report with each (None: nothing)."""
-
-    grammar: Grammar | None = None
-    n_logprobs: int | None = None
-
-
-NO_WISHES = Wishes()
-
-
 class Piece(NamedTuple):
-    """Text that became printable, and the chunk of tokens it came with."""
+    """What was added to an answer; everything may be empty, as while the prompt is read.
 
-    text: str
-    chunk: Chunk
+    `text` is the answer itself, `reasoning` what the model thought before it. `tool_calls` are the
+    beginnings of calls and more of their arguments. `tokens` are those whose text has been given
+    out with it, `logprobs` has an entry for each if the options ask for them, and `source` says
+    where the newest came from. The last piece has `finish_reason` and `stats`.
+    """
+
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: Sequence[CallStart | CallArguments] = ()
+    tokens: Sequence[int] = ()
+    logprobs: Sequence[TokenLogprobs] = ()
+    source: TokenSource | None = None
+    finish_reason: Finish | None = None
+    stats: Stats | None = None
 
 
 class Session:
     """A loaded model, ready to answer. A context manager; closing it frees the model.
 
-    `side` are the facts of the file that drafts when it is not the model's own; `placement` says
-    where everything lies.
+    `engine`, `vocab` and `grammars` are public for those who work with tokens; `text` is what
+    prepares answers. `side` are the facts of the file that drafts when it is not the model's own;
+    `placement` says on which device everything is.
     """
 
     def __init__(
@@ -76,65 +85,76 @@ class Session:
         self.engine, self.vocab, self.facts, self.side = engine, vocab, facts, side
         self.placement = placement
         self.grammars = Grammars(vocab, facts.n_vocab, engine.limits.end_tokens)
+        self.text = TextModel(
+            vocab=vocab,
+            n_vocab=facts.n_vocab,
+            limits=engine.limits,
+            template=ChatTemplate(vocab.chat_template, vocab.bos, vocab.eos),
+            grammars=self.grammars,
+        )
         self._resources = resources
 
-    def chat_tokens(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def chat_tokens(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """The tokens of a conversation, ready for the assistant's turn.
 
         Raises `RequestError` when the model has no chat template or the template refuses.
         """
-        return self._tokens(self._prompt(messages))
+        return list(prepare_chat(self.text, messages, PLAIN).prompts[0])
 
     def chat(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Mapping[str, Any]],
         params: SamplingParams | None = None,
-        max_tokens: int = 1 << 30,
-        wishes: Wishes = NO_WISHES,
+        max_tokens: int = AS_MANY_AS_FIT,
+        *,
+        stop: Sequence[str] = (),
+        tools: Sequence[Tool] = (),
+        options: AnswerOptions = PLAIN,
     ) -> Iterator[Piece]:
         """The assistant's answer to `messages`, piece by piece. Closing the iterator stops it.
 
-        Raises `RequestError`, at the end, for an answer that could not follow its grammar.
+        `stop` and `tools` are those of `options`, for short. Several answers may be read in turn.
+        Raises `RequestError` for messages and options that make no sense and, at the end, for an
+        answer that could not follow its grammar; `BadLogits` for a model that computes no numbers.
         """
-        prompt = self._prompt(messages)
-        following = None
-        if wishes.grammar:
-            can_think = reasoning.CLOSE in (self.vocab.chat_template or "")
-            following = follow(wishes.grammar, self.vocab, prompt.text if can_think else "")
-        asked = _Asked(self._tokens(prompt), max_tokens, wishes.n_logprobs, following)
-        return self._answer(asked, params or self.sampling_defaults())
+        options = _with(options, stop, tools)
+        return self._answer(prepare_chat(self.text, messages, options), params, max_tokens)
 
     def complete(
         self,
         prompt: str,
         params: SamplingParams | None = None,
-        max_tokens: int = 1 << 30,
-        wishes: Wishes = NO_WISHES,
+        max_tokens: int = AS_MANY_AS_FIT,
+        *,
+        stop: Sequence[str] = (),
+        options: AnswerOptions = PLAIN,
     ) -> Iterator[Piece]:
         """The continuation of a raw prompt, piece by piece. Raises as `chat` does."""
-        following = wishes.grammar.follow() if wishes.grammar else None
-        tokens = self.vocab.tokenize(prompt, add_special=True)
-        asked = _Asked(tokens, max_tokens, wishes.n_logprobs, following)
-        return self._answer(asked, params or self.sampling_defaults())
+        tokens = as_tokens(self.vocab, prompt)
+        prepared = prepare_completion(self.text, [tokens], _with(options, stop, ()))
+        return self._answer(prepared, params, max_tokens)
 
-    def _prompt(self, messages: Sequence[Mapping[str, str]]) -> Prompt:
-        return chat.render(self.vocab.chat_template, messages, self.vocab.bos, self.vocab.eos)
-
-    def _tokens(self, prompt: Prompt) -> list[int]:
-        return self.vocab.tokenize(prompt.text, add_special=not prompt.has_bos)
-
-    def _answer(self, asked: _Asked, params: SamplingParams) -> Iterator[Piece]:
-        """Pieces for a prompt of tokens; the last one's chunk has `finish_reason` and `stats`."""
+    def _answer(
+        self, prepared: PreparedAnswer, params: SamplingParams | None, max_tokens: int
+    ) -> Iterator[Piece]:
+        params = params or self.sampling_defaults()
         params.check_vocabulary(self.facts.n_vocab)
-        detokenizer = Detokenizer(self.vocab.piece)
-        options = AnswerOptions(constraint=asked.following, n_logprobs=asked.n_logprobs)
-        for chunk in self.engine.generate([asked.tokens], params, asked.max_tokens, options):
-            text = detokenizer.add(chunk.tokens)
-            if chunk.finish_reason:
-                text += detokenizer.finish()
-            yield Piece(text, chunk)
-        if asked.following and asked.following.failure:
-            raise RequestError(f"the grammar could not be followed: {asked.following.failure}")
+        state = prepared.constrain()
+        request = dataclasses.replace(prepared.options, constraint=state)
+        events: deque[AnswerEvent] = deque()
+        parser = AnswerParser(prepared.parsing, events.append, state)
+        stream = self.engine.open(prepared.prompts, params, max_tokens, request)
+        try:
+            for chunk in stream:
+                wants_more = parser.receive(chunk)
+                yield from _pieces(events, chunk)
+                if not wants_more:
+                    break
+            for chunk in stream.cancel():  # ended early, as at a stop string
+                parser.receive(chunk)
+                yield from _pieces(events, chunk)
+        finally:
+            stream.close()
 
     def sampling_defaults(self) -> SamplingParams:
         """llama.cpp's defaults, overridden by what the file's author put into its header."""
@@ -160,42 +180,31 @@ class Session:
         self.close()
 
 
-class _Asked(NamedTuple):
-    """One answer to make."""
-
-    tokens: Sequence[int]
-    max_tokens: int
-    n_logprobs: int | None
-    following: GrammarState | None
-
-
-def follow(
-    grammar: Grammar, vocab: Vocabulary, prompt: str, openings: frozenset[int] = frozenset()
-) -> GrammarState:
-    """Obedience to `grammar` behind the reasoning of an answer to `prompt`, of a model that may
-    reason; with no prompt from the first token on. With `openings` not before one of these tokens
-    has come."""
-    thinking = _thinking(vocab, prompt)
-    if openings:
-        return grammar.follow_once(openings, thinking)
-    return grammar.follow() if thinking is None else grammar.follow_after(thinking)
+def _with(options: AnswerOptions, stop: Sequence[str], tools: Sequence[Tool]) -> AnswerOptions:
+    given: dict[str, Any] = {}
+    if stop:
+        given["stop"] = [stop] if isinstance(stop, str) else stop
+    if tools:
+        given["tools"] = tools
+    return dataclasses.replace(options, **given) if given else options
 
 
-def _thinking(vocab: Vocabulary, prompt: str) -> Thinking | None:
-    close, piece = reasoning.CLOSE.encode(), piece_of(vocab, [reasoning.CLOSE])
-    if reasoning.is_open(prompt):
-        return Thinking(close, piece)
-    opening = vocab.tokenize(reasoning.OPEN, add_special=False)
-    if prompt and reasoning.may_open(prompt) and len(opening) == 1:
-        return Thinking(close, piece, opening[0])
-    return None
+def _pieces(events: deque[AnswerEvent], chunk: Chunk) -> Iterator[Piece]:
+    """What the parser made of a chunk; an empty piece where that is nothing, so that the reader
+    can stop the answer meanwhile."""
+    if not events and not chunk.tokens:
+        yield Piece()
+    while events:
+        event = events.popleft()
+        if isinstance(event, Failure):
+            raise event.error
+        if isinstance(event, End):
+            yield Piece(finish_reason=event.finish, stats=event.stats)
+        else:
+            yield _piece(event)
 
 
-def piece_of(vocab: Vocabulary, markers: Sequence[str]) -> Callable[[int], bytes]:
-    """The bytes of a token; `markers` have theirs even where they are control tokens."""
-    known: dict[int, bytes] = {}
-    for marker in markers:
-        ids = vocab.tokenize(marker, add_special=False)
-        if len(ids) == 1:
-            known[ids[0]] = marker.encode()
-    return lambda token: known.get(token) or vocab.piece(token)
+def _piece(delta: Delta) -> Piece:
+    return Piece(
+        delta.content, delta.reasoning, delta.calls, delta.tokens, delta.logprobs, delta.source
+    )

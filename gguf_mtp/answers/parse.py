@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from gguf_mtp.answers.text import Detokenizer, StopStrings
+from gguf_mtp.answers.detokenizer import Detokenizer
+from gguf_mtp.answers.stop_strings import StopStrings
 from gguf_mtp.answers.token_sources import TokenSource, TokenSources
 from gguf_mtp.chat.reasoning import ReasoningParser
 from gguf_mtp.chat.tool_calls import CallArguments, CallStart, Content, Event, ToolCallParser
@@ -33,7 +34,7 @@ class ParseOptions:
     `piece`: a token's bytes, those of the markers that are parsed included. `thinks`: whether it
     begins inside reasoning; None when there is none to look for. `begun` is what the prompt already
     holds of a tool call. `max_calls`: 0 where no calls are looked for, None for any number.
-    `with_origins`: whether the text is told token by token, with where each came from.
+    `with_sources`: whether the text comes token by token, with where each came from.
     """
 
     piece: Callable[[int], bytes]
@@ -41,18 +42,18 @@ class ParseOptions:
     thinks: bool | None = None
     begun: str = ""
     max_calls: int | None = 0
-    with_origins: bool = False
+    with_sources: bool = False
 
 
 class Delta(NamedTuple):
     """What was added to a choice. `tokens` are those whose text has been given out with it;
-    `origin` says where they came from, and `logprobs` how likely each was, when somebody asked."""
+    `source` says where they came from, and `logprobs` how likely each was, when somebody asked."""
 
     reasoning: str
     content: str
     calls: Sequence[CallStart | CallArguments]
     tokens: Sequence[int]
-    origin: TokenSource | None = None
+    source: TokenSource | None = None
     logprobs: Sequence[TokenLogprobs] = ()
 
 
@@ -92,7 +93,7 @@ class AnswerParser:
         if reading.max_calls != 0:
             self._calls = ToolCallParser(reading.max_calls)
             self._calls.add(reading.begun)
-        self._origins = TokenSources() if reading.with_origins else None
+        self._sources = TokenSources() if reading.with_sources else None
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprobs] = []  # of all tokens or of none
         self._n_chars = 0  # of the text, as far as it is shown
@@ -103,7 +104,7 @@ class AnswerParser:
 
     def receive(self, chunk: Chunk) -> bool:
         """See `worker.Receiver`."""
-        for part in self._origins.split(chunk) if self._origins else (chunk,):
+        for part in self._sources.split(chunk) if self._sources else (chunk,):
             if not self._is_whole:
                 self._read(part)
         if chunk.finish_reason:
@@ -135,8 +136,8 @@ class AnswerParser:
             tokens, logprobs = self._tokens[self._n_told : n], self._logprobs[self._n_told : n]
             self._n_told = n
             if reasoning or content or calls or tokens:
-                origin = self._origins.take() if self._origins else None
-                self._tell(Delta(reasoning, content, calls, tokens, origin, logprobs))
+                source = self._sources.take() if self._sources else None
+                self._tell(Delta(reasoning, content, calls, tokens, source, logprobs))
 
     def _parse(self, text: str) -> tuple[str, list[Event]]:
         """Reasoning, and events of the rest."""

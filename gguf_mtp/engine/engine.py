@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 
 from gguf_mtp.depth.protocol import Depth
 from gguf_mtp.engine.batch import Batch, certain_rows
+from gguf_mtp.engine.chunk_stream import ChunkStream, Inboxes
 from gguf_mtp.engine.config import EngineLimits
 from gguf_mtp.engine.drafting import Drafting
 from gguf_mtp.engine.observers import EngineLoad, Observers
@@ -26,7 +27,7 @@ from gguf_mtp.engine.request import Outcome, Request, RoundTimes, SequenceStep, 
 from gguf_mtp.engine.slots import Slots
 from gguf_mtp.engine.state_file import pack, unpack
 from gguf_mtp.errors import NO_CELLS, ContextFull, DecodeError
-from gguf_mtp.params import PLAIN, AnswerOptions, SamplingParams
+from gguf_mtp.params import PLAIN, RequestOptions, SamplingParams
 from gguf_mtp.stats import Stats
 from gguf_mtp.types import Chunk, Decoder, Drafter, FinishReason, Output, Rows, Step
 
@@ -58,8 +59,7 @@ class Engine:
         self._chunker = PrefillChunker(limits.n_batch)
         self._queue: deque[Request] = deque()
         self._n_submitted = 0
-        self._inboxes: dict[int, deque[Chunk]] = {}  # by request, of those that `generate` reads
-        self._unclaimed: list[Chunk] = []  # of `submit`'s requests, for the next `step`
+        self._inboxes = Inboxes()
         self._uncounted_s = 0.0  # of the last round, after its time was taken
 
     @property
@@ -81,7 +81,7 @@ class Engine:
         prompt: Sequence[int],
         params: SamplingParams,
         max_tokens: int,
-        options: AnswerOptions = PLAIN,
+        options: RequestOptions = PLAIN,
     ) -> int:
         """Queues a request and returns its id, which its chunks carry as `seq`.
 
@@ -122,59 +122,40 @@ class Engine:
         self._slots.load(saved.tokens, saved.parts)
         return saved.tokens
 
+    def open(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        max_tokens: int,
+        options: RequestOptions = PLAIN,
+    ) -> ChunkStream:
+        """A stream of the answers to `prompts`. Several streams may be read in turn. `options` with
+        a constraint are for one prompt."""
+        ids = [self.submit(prompt, params, max_tokens, options) for prompt in prompts]
+        return ChunkStream(ids, self._inboxes, self._round, self.cancel)
+
     def generate(
         self,
         prompts: Sequence[Sequence[int]],
         params: SamplingParams,
         max_tokens: int,
-        options: AnswerOptions = PLAIN,
+        options: RequestOptions = PLAIN,
     ) -> Iterator[Chunk]:
-        """Answers to `prompts`; a chunk's `seq` is the prompt's index. Closing the iterator
-        cancels. `options` with a constraint are for one prompt.
-
-        Several iterators may be read in turn: a round that one of them runs moves all sequences,
-        and each request's chunks wait in an inbox of its own. Raises the error that a request
-        failed with.
-        """
-        inbox: deque[Chunk] = deque()
-        indices = {self.submit(p, params, max_tokens, options): i for i, p in enumerate(prompts)}
-        self._inboxes |= dict.fromkeys(indices, inbox)
+        """As `open`, as a generator: closing it cancels."""
+        stream = self.open(prompts, params, max_tokens, options)
         try:
-            while indices:
-                while not inbox:
-                    self._unclaimed += self._distribute(self._round())
-                chunk = inbox.popleft()
-                index = indices[chunk.seq]
-                if chunk.finish_reason:
-                    del indices[chunk.seq], self._inboxes[chunk.seq]
-                if chunk.error is not None:
-                    raise chunk.error
-                yield chunk._replace(seq=index)
+            yield from stream
         finally:
-            for id_ in indices:
-                del self._inboxes[id_]
-                self.cancel(id_)
+            stream.close()
 
     def step(self) -> list[Chunk]:
         """One round for every active sequence; a chunk for each, empty while its prompt is read.
 
-        Chunks of requests that `generate` submitted go to its iterators. Raises `DecodeError` from
-        the target: then no sequence has moved.
+        Chunks of requests that `open` submitted go to its streams. Raises `DecodeError` from the
+        target: then no sequence has moved.
         """
-        chunks = self._distribute(self._round())
-        earlier, self._unclaimed = self._unclaimed, []
-        return earlier + chunks
-
-    def _distribute(self, chunks: Sequence[Chunk]) -> list[Chunk]:
-        """Puts chunks into the inboxes of their iterators; returns those that have none."""
-        unclaimed = []
-        for chunk in chunks:
-            inbox = self._inboxes.get(chunk.seq)
-            if inbox is None:
-                unclaimed.append(chunk)
-            else:
-                inbox.append(chunk)
-        return unclaimed
+        self._inboxes.distribute(self._round())
+        return self._inboxes.take_unclaimed()
 
     def _round(self) -> list[Chunk]:
         start = time.perf_counter() - self._uncounted_s

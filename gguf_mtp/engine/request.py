@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from gguf_mtp.depth.protocol import DraftResult, RoundFeedback, SkippedRounds
 from gguf_mtp.errors import BadLogits
-from gguf_mtp.params import PLAIN, AnswerOptions, SamplingParams
+from gguf_mtp.params import PLAIN, RequestOptions, SamplingParams
 from gguf_mtp.sampling.chain import SamplingChain
 from gguf_mtp.sampling.logprobs import TokenLogprobs, logprobs_of
 from gguf_mtp.sampling.verify import verify
@@ -30,7 +30,7 @@ class Request:
         prompt: Sequence[int],
         params: SamplingParams,
         n_left: int,
-        options: AnswerOptions = PLAIN,
+        options: RequestOptions = PLAIN,
     ) -> None:
         self.id = id_
         self.prompt = list(prompt)

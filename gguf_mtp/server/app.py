@@ -18,7 +18,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from gguf_mtp.answers.text import Detokenizer
+from gguf_mtp.answers.detokenizer import Detokenizer
 from gguf_mtp.server import error_responses
 from gguf_mtp.server.access import Access, AccessGuard
 from gguf_mtp.server.access_log import AccessLog, Write, entry_of
@@ -125,7 +125,7 @@ def _add_metrics(
         now = Now(
             n_running=worker.n_running,
             n_waiting=worker.n_unfinished - worker.n_running,
-            n_cells=served.limits.n_ctx * served.limits.n_seq,
+            n_cells=served.model.limits.n_ctx * served.model.limits.n_seq,
             n_lost_lines=options.n_lost_lines(),
         )
         return Response(options.metrics.text(now), media_type=CONTENT_TYPE)
@@ -137,7 +137,7 @@ def _add_facts(app: FastAPI, worker: EngineThread, served: Served) -> None:
         "object": "model",
         "created": served.created,
         "owned_by": "gguf-mtp",
-        "max_model_len": served.limits.n_ctx,
+        "max_model_len": served.model.limits.n_ctx,
     }
 
     @app.get("/health")
@@ -160,13 +160,13 @@ def _add_facts(app: FastAPI, worker: EngineThread, served: Served) -> None:
     @app.post("/tokenize")
     def tokenize(body: Tokenize) -> dict[str, Any]:
         parse_special = body.parse_special is not False
-        tokens = served.vocab.tokenize(body.content, bool(body.add_special), parse_special)
+        tokens = served.model.vocab.tokenize(body.content, bool(body.add_special), parse_special)
         return {"tokens": tokens}
 
     @app.post("/detokenize")
     def detokenize(body: Detokenize) -> dict[str, Any]:
         check_ids(served, body.tokens)
-        detokenizer = Detokenizer(served.vocab.piece)
+        detokenizer = Detokenizer(served.model.vocab.piece)
         return {"content": detokenizer.add(body.tokens) + detokenizer.finish()}
 
     async def not_here(request: Request) -> Response:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from gguf_mtp.errors import DecodeError, GgufMtpError, RequestError, Unavailable
-from gguf_mtp.params import PLAIN, AnswerOptions, SamplingParams
+from gguf_mtp.params import PLAIN, RequestOptions, SamplingParams
 from gguf_mtp.stats import Stats
 from gguf_mtp.types import Chunk
 
@@ -33,7 +33,7 @@ class EngineLike(Protocol):
         prompt: Sequence[int],
         params: SamplingParams,
         max_tokens: int,
-        options: AnswerOptions = ...,
+        options: RequestOptions = ...,
     ) -> int: ...
     def step(self) -> list[Chunk]: ...
     def cancel(self, id_: int) -> Chunk | None: ...
@@ -58,7 +58,7 @@ class AnswerJob:
     prompt: Sequence[int]
     params: SamplingParams
     max_tokens: int
-    options: AnswerOptions = PLAIN
+    options: RequestOptions = PLAIN
 
 
 @dataclass(eq=False, slots=True)
@@ -226,6 +226,8 @@ class EngineThread:
             log.error("request %d failed: %s", ticket.id, chunk.error)
             self._fail(ticket, chunk.error)
             return
+        if chunk.finish_reason:  # before the client knows, who may look at /metrics next
+            self._end(ticket)
         try:
             wants_more = ticket.job.receiver.receive(chunk)
         except Exception as error:
@@ -234,9 +236,7 @@ class EngineThread:
             return
         if chunk.tokens or chunk.finish_reason:
             self._lead(ticket)
-        if chunk.finish_reason:
-            self._end(ticket)
-        elif not wants_more:
+        if not chunk.finish_reason and not wants_more:
             self._cancel(ticket)
 
     def _cancel(self, ticket: Ticket) -> None:
@@ -258,6 +258,8 @@ class EngineThread:
         self._lead(ticket)
 
     def _end(self, ticket: Ticket) -> None:
+        if ticket.is_over:
+            return
         ticket.is_over = True
         self._running.pop(ticket.id, None)
         with self._changed:

@@ -78,7 +78,7 @@ class Responses:
         self._head = {"id": f"{prefix}-{uuid.uuid4().hex}", "created": created, "model": model}
         self._kind = kind
         likely = ChatLogprobs if plan.is_chat else CompletionLogprobs
-        self._likely = [likely(plan.reading.piece) for _ in range(plan.n_choices)]
+        self._likely = [likely(plan.parsing.piece) for _ in range(plan.n_choices)]
 
     @property
     def id(self) -> str:
@@ -103,7 +103,7 @@ class Responses:
 
     def delta(self, index: int, delta: Delta) -> dict[str, Any]:
         ids = {"token_ids": list(delta.tokens)} if self._plan.include_ids else {}
-        ids |= _origin(delta)
+        ids |= _source(delta)
         likely = self._logprobs(index, delta.logprobs)
         if not self._plan.is_chat:
             return self._chunk(index, {"text": delta.content, "logprobs": likely} | ids)
@@ -175,11 +175,11 @@ class Responses:
 _COMPLETION = ("cmpl", "text_completion")
 
 
-def _origin(delta: Delta) -> dict[str, Any]:
+def _source(delta: Delta) -> dict[str, Any]:
     """Where a stream's token came from, and what was drafted since the last one that was told."""
-    if delta.origin is None:
+    if delta.source is None:
         return {}
-    source, n_tokens, n_rounds, n_drafted, n_accepted = delta.origin
+    source, n_tokens, n_rounds, n_drafted, n_accepted = delta.source
     counts = {"tokens": n_tokens, "rounds": n_rounds}
     return {
         "token_source": source,

@@ -1,4 +1,4 @@
-"""How a request wants its tokens drawn, as `SamplingParams` and `AnswerOptions`."""
+"""How a request wants its tokens drawn, as `SamplingParams` and `RequestOptions`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gguf_mtp.grammar.matching import TokenVocabulary
 from gguf_mtp.params import SamplingParams, sampler_order
 from gguf_mtp.server.schemas import Generation
 
-__all__ = ["params_of", "stop_tokens_of"]
+__all__ = ["params_of"]
 
 _NAMES = (
     "temperature",
@@ -53,16 +53,6 @@ def params_of(
         dataclasses.replace(params, seed=None if seed is None else seed + i)
         for i in range(request.n or 1)
     ]
-
-
-def stop_tokens_of(request: Generation, n_vocab: int) -> frozenset[int]:
-    """Raises `RequestError` for an id that the vocabulary does not have."""
-    for token in request.stop_token_ids or ():
-        if not 0 <= token < n_vocab:
-            raise RequestError(
-                f"stop_token_ids names token {token}, but the vocabulary ends at {n_vocab - 1}"
-            )
-    return frozenset(request.stop_token_ids or ())
 
 
 def _biases(request: Generation, vocab: TokenVocabulary) -> Iterator[tuple[int, float]]:

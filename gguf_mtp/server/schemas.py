@@ -188,8 +188,10 @@ class Tool(Body):
 
 
 class CalledFunction(Body):
+    """Arguments as JSON text (OpenAI's) or as the object itself (ollama's)."""
+
     name: str
-    arguments: str | None = None
+    arguments: str | dict[str, Any] | None = None
 
 
 class ToolCall(Body):

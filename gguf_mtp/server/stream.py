@@ -45,7 +45,7 @@ class RequestStream:
             for params in plan.params:
                 following = plan.constrain()
                 options = dataclasses.replace(plan.options, constraint=following)
-                reader = AnswerParser(plan.reading, self._teller(index), following)
+                reader = AnswerParser(plan.parsing, self._teller(index), following)
                 jobs.append(AnswerJob(reader, prompt, params, plan.max_tokens, options))
                 index += 1
         self._tickets: list[Ticket] = worker.submit(jobs)

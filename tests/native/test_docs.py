@@ -24,10 +24,11 @@ EXAMPLES = [
 ]
 EXPECTED = {
     "docs/PYTHON.md-0": "The capital of France is Paris.",
-    "docs/PYTHON.md-2": "What is the capital of Italy? The capital of Italy is Rome.",
-    "docs/PYTHON.md-3": "cancelled 2",
+    "docs/PYTHON.md-1": "The capital of France isThe capital of France is Paris.",
+    "docs/PYTHON.md-3": "What is the capital of Italy? The capital of Italy is Rome.",
+    "docs/PYTHON.md-4": "cancelled 2",
     "docs/PLACEMENT.md-0": "CPU ",
-    "docs/PYTHON.md-4": "tokens were not read again",
+    "docs/PYTHON.md-5": "tokens were not read again",
 }
 
 

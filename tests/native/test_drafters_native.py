@@ -13,7 +13,7 @@ from gguf_mtp.bench.shallow import shallow_copy
 from gguf_mtp.demo import demo_model
 from gguf_mtp.errors import ConversionError, RequestError
 from gguf_mtp.loading.loader import LoadOptions
-from gguf_mtp.params import AnswerOptions, SamplingParams
+from gguf_mtp.params import RequestOptions, SamplingParams
 from gguf_mtp.session import Session
 from gguf_mtp.stats import Stats
 
@@ -107,7 +107,7 @@ def test_a_request_draws_from_the_drafters_it_names(draft_model: Path) -> None:
             (("model", "ngram"), {"model"}),
             ((), set()),
         ):
-            id_ = engine.submit(prompt, GREEDY, 30, AnswerOptions(draft=wish))
+            id_ = engine.submit(prompt, GREEDY, 30, RequestOptions(draft=wish))
             while not engine.is_idle:
                 for chunk in engine.step():
                     if chunk.seq == id_ and chunk.stats:

@@ -6,16 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from gguf_mtp.chat.conversation import ChatTemplate
 from gguf_mtp.demo import demo_model
 from gguf_mtp.loading.loader import LoadOptions, load
-from gguf_mtp.params import SamplingParams
-from gguf_mtp.server.plan import Served
 from gguf_mtp.session import Session
 from tests.server.test_server_formats import TOOLS, V3_TEXT, V31_TEXT, put_together
 from tests.support.chat_formats import R1, V3, V31
 from tests.support.scripted import Answer, ScriptedEngine
-from tests.support.serving import serving
+from tests.support.serving import served_by, serving
 
 pytestmark = pytest.mark.native
 
@@ -24,20 +21,6 @@ pytestmark = pytest.mark.native
 def session() -> Iterator[Session]:
     with load(demo_model(), LoadOptions(n_ctx=256, draft="off")) as loaded:
         yield loaded
-
-
-def served_by(session: Session, engine: ScriptedEngine, template: str) -> Served:
-    vocab = session.vocab
-    return Served(
-        name="demo",
-        vocab=vocab,
-        n_vocab=session.facts.n_vocab,
-        limits=engine.limits,
-        template=ChatTemplate(template, vocab.bos, vocab.eos),
-        defaults=SamplingParams(),
-        created=0,
-        grammars=session.grammars,
-    )
 
 
 @pytest.mark.parametrize(
@@ -50,7 +33,7 @@ def test_calls_in_real_tokens(session: Session, template: str, text: str) -> Non
     assert len(begin) == 1
     assert vocab.piece(begin[0]) == b""  # a control token: its text is nowhere but here
     engine = ScriptedEngine(lambda *_: Answer(ids, chunk=2), show=lambda _: "")
-    with serving(engine, served_by(session, engine, template)) as server:
+    with serving(engine, served_by(session, template, engine.limits)) as server:
         whole = server.answer(tools=TOOLS)["choices"][0]
         message, finish = put_together(server.events(tools=TOOLS))
         raw = server.answer()["choices"][0]["message"]["content"]

@@ -18,7 +18,7 @@ from gguf_mtp.grammar.gbnf.lark import to_lark
 from gguf_mtp.grammar.json_schema import compile_schema
 from gguf_mtp.grammar.matching import Grammar, Grammars
 from gguf_mtp.loading.loader import LoadOptions, load
-from gguf_mtp.params import AnswerOptions, SamplingParams
+from gguf_mtp.params import RequestOptions, SamplingParams
 from gguf_mtp.session import Session
 from tests.support.schemas import random_schema
 
@@ -51,7 +51,7 @@ def answers(
     """Texts and finish reasons, all of `wishes` at once, and how many draft tokens were taken."""
     engine, prompt = session.engine, session.chat_tokens([{"role": "user", "content": PROMPT}])
     ids = [
-        engine.submit(prompt, params, max_tokens, AnswerOptions(constraint=grammar.follow()))
+        engine.submit(prompt, params, max_tokens, RequestOptions(constraint=grammar.follow()))
         for params, grammar in wishes
     ]
     tokens: dict[int, list[int]] = {id_: [] for id_ in ids}

@@ -17,7 +17,7 @@ import pytest
 from gguf_mtp.demo import demo_model
 from gguf_mtp.engine import request
 from gguf_mtp.loading.loader import LoadOptions, load
-from gguf_mtp.params import AnswerOptions, SamplingParams
+from gguf_mtp.params import RequestOptions, SamplingParams
 from gguf_mtp.sampling import chain as sampling
 from gguf_mtp.sampling import verify
 from gguf_mtp.sampling.chain import SamplingChain
@@ -207,7 +207,7 @@ def test_logprobs_are_those_of_a_teacher_forced_run() -> None:
     with strict(3, 2) as session:
         engine, prompt = session.engine, session.vocab.tokenize("The quick brown", True)
         params = SamplingParams(0.8, repeat_penalty=1.2, seed=5)
-        asked = engine.submit(prompt, params, 50, AnswerOptions(n_logprobs=4))
+        asked = engine.submit(prompt, params, 50, RequestOptions(n_logprobs=4))
         engine.submit(prompt, params, 50)
         tokens, likely, n_kept = [], [], 0
         while not engine.is_idle:

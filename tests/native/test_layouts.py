@@ -85,7 +85,7 @@ def test_a_sibling_is_found_and_said_so(
     model, sibling = tmp_path / "demo.gguf", tmp_path / "mtp-demo.gguf"
     model.symlink_to(folder / "demo.gguf")
     sibling.symlink_to(side(folder))
-    with caplog.at_level(logging.INFO, "gguf_mtp.loading.select"):
+    with caplog.at_level(logging.INFO, "gguf_mtp.drafters.mtp"):
         assert answers(model) == combined
     assert f"drafting with {sibling}, found next to the model" in caplog.messages
     command = [sys.executable, "-c", "from gguf_mtp.cli.app import main; main()", "run", str(model)]

@@ -68,9 +68,9 @@ def answers(path: Path, placement: PlacementOptions) -> Answers:
     with gguf_mtp.load(path, options) as session:
         for prompt in PROMPTS:
             pieces = list(session.complete(prompt, GREEDY, 32))
-            stats = pieces[-1].chunk.stats
+            stats = pieces[-1].stats
             assert stats is not None
-            tokens = [t for piece in pieces for t in piece.chunk.tokens]
+            tokens = [t for piece in pieces for t in piece.tokens]
             out.append((tokens, stats.drafted, stats.accepted))
         assert session.placement is not None
         placement = session.placement
@@ -178,7 +178,7 @@ def test_memory_is_as_planned(path: Path, lent: list[Worker], wishes: dict[str, 
     plan = settled.plan
     with ExitStack() as stack:
         connect(lent[0].endpoint)
-        model = stack.enter_context(Model(str(path), settled.options(load_mtp=True)))
+        model = stack.enter_context(Model(str(path), settled.model_options(load_mtp=True)))
         target = model.context(target_options(plan.contexts, 1, hidden=True)).memory()
         block = model.context(block_options(plan, 1)).memory()
     used = sum(target["RPC0"]) + block["RPC0"].context + block["RPC0"].compute
@@ -186,7 +186,7 @@ def test_memory_is_as_planned(path: Path, lent: list[Worker], wishes: dict[str, 
     assert plan.weights("RPC0") == pytest.approx(target["RPC0"].model, rel=0.001)
     assert plan.cache("RPC0") == target["RPC0"].context + block["RPC0"].context
     where = Machine(plan.devices)
-    hand = settled.wishes.hand
+    hand = settled.options.hand
     reckoned = fit(settled.subject, where) if hand.is_empty else manual(subject(path), where, hand)
     assert reckoned.layers == plan.layers
     # Of a model this small most is buffers, which are reckoned a little too large.
@@ -237,7 +237,7 @@ def test_keys_and_values_of_mla_have_one_type(path: Path) -> None:
 def test_a_cache_of_eight_bits_is_half_as_large(path: Path) -> None:
     settled = plan_placement(subject(path), PlacementOptions(cache_k="q8_0", cache_v="q8_0"))
     plan = settled.plan
-    with Model(str(path), settled.options(load_mtp=True)) as model:
+    with Model(str(path), settled.model_options(load_mtp=True)) as model:
         target = model.context(target_options(plan.contexts, 1, hidden=True)).memory()
         block = model.context(block_options(plan, 1)).memory()
     assert plan.cache(CPU) == target[CPU].context + block[CPU].context

@@ -80,7 +80,7 @@ def test_it_is_selected_named_and_exact(plain: list[int]) -> None:
             assert session.engine.drafting.names == names
             assert "a toy" in describe(session)
             pieces = list(session.chat(QUESTION, GREEDY, 30))
-        assert [t for p in pieces for t in p.chunk.tokens] == plain
+        assert [t for p in pieces for t in p.tokens] == plain
 
 
 def test_auto_takes_it_where_nothing_before_it_can_draft(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,17 +9,16 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gguf_mtp.chat.conversation import ChatTemplate
+from gguf_mtp.answers.prepare import AnswerOptions
 from gguf_mtp.demo import demo_model
-from gguf_mtp.grammar.json_schema import compile_schema
 from gguf_mtp.loading.loader import LoadOptions, load
 from gguf_mtp.params import SamplingParams
-from gguf_mtp.server.plan import Served, plan_chat
+from gguf_mtp.server.plan import plan_chat
 from gguf_mtp.server.schemas import ChatRequest
-from gguf_mtp.session import Session, Wishes
+from gguf_mtp.session import Session
 from tests.support.chat_formats import R1, V3, V31
 from tests.support.schemas import CITY
-from tests.support.serving import Server, serving
+from tests.support.serving import Server, served_by, serving
 
 pytestmark = [pytest.mark.native, pytest.mark.server]
 
@@ -32,20 +31,6 @@ def session() -> Iterator[Session]:
     options = LoadOptions(n_ctx=1024, n_seq=4, n_threads=1, draft_min=2, draft_max=2)
     with load(demo_model(), options) as loaded:
         yield loaded
-
-
-def served_by(session: Session, template: str) -> Served:
-    vocab = session.vocab
-    return Served(
-        name="demo",
-        vocab=vocab,
-        n_vocab=session.facts.n_vocab,
-        limits=session.engine.limits,
-        template=ChatTemplate(template, vocab.bos, vocab.eos),
-        defaults=SamplingParams(),
-        created=0,
-        grammars=session.grammars,
-    )
 
 
 @pytest.fixture(params=[V3, V31], ids=["V3", "V3.1"])
@@ -88,17 +73,17 @@ def test_demanded_calls_are_calls_with_the_arguments_that_were_declared(
 def test_a_session_binds_its_answers_and_tells_how_likely_each_token_was(
     session: Session,
 ) -> None:
-    wishes = Wishes(compile_schema(session.grammars, CITY), 2)
+    options = AnswerOptions(json_schema=CITY, n_logprobs=2)
     params = SamplingParams(temperature=1.5, seed=3)
     ask = [{"role": "user", "content": "Where?"}]
     for pieces in (
-        session.chat(ask, params, 300, wishes),
-        session.complete("Where?", params, 300, wishes),
+        session.chat(ask, params, 300, options=options),
+        session.complete("Where?", params, 300, options=options),
     ):
         said = list(pieces)
         jsonschema.validate(json.loads("".join(piece.text for piece in said)), CITY)
-        tokens = [token for piece in said for token in piece.chunk.tokens]
-        likely = [entry for piece in said for entry in piece.chunk.logprobs or ()]
+        tokens = [token for piece in said for token in piece.tokens]
+        likely = [entry for piece in said for entry in piece.logprobs]
         assert [entry.token for entry in likely] == tokens
         assert all(len(entry.top) == 2 for entry in likely)
 

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gguf_mtp.cli.app import app
-from gguf_mtp.cli.chat import converse
+from gguf_mtp.cli.chat import Conversation
 from gguf_mtp.cli.server_client import RemoteSession, api_base
 from gguf_mtp.errors import RequestError
 from gguf_mtp.server.access import Access
@@ -30,7 +30,7 @@ class Paper:
 
     def __init__(self, *lines: str) -> None:
         self._lines = iter(lines)
-        self.said = ""
+        self.said = self.thoughts = ""
         self.on_write = lambda: None
 
     def ask(self) -> str | None:
@@ -39,6 +39,9 @@ class Paper:
     def write(self, text: str) -> None:
         self.said += text
         self.on_write()
+
+    def think(self, text: str) -> None:
+        self.thoughts += text
 
     def note(self, text: str) -> None:
         self.said += f"[{text}]\n"
@@ -59,7 +62,7 @@ def test_a_conversation_with_our_server_shows_its_timings() -> None:
     screen = Paper("Hi", "And?", "/stats")
     with serving(engine, served_of(engine, CHATML)) as server:
         session = RemoteSession(server.url, None, None, {"temperature": 0.0, "seed": 3})
-        converse(session, screen, None, 50)
+        Conversation(session, screen, None, 50).run()
     assert session.model == "scripted"
     first, second, stats = screen.said.split("]\n", 2)
     assert first == (
@@ -75,7 +78,7 @@ def test_a_conversation_with_our_server_shows_its_timings() -> None:
     assert "assistant\nHello, Wörld.<|im_end|>" in prompts[1]
 
 
-def test_reasoning_is_shown_and_goes_back_in_tags() -> None:
+def test_reasoning_is_shown_and_not_sent_back() -> None:
     prompts: list[str] = []
 
     def script(prompt: str, _: int) -> Answer:
@@ -85,9 +88,10 @@ def test_reasoning_is_shown_and_goes_back_in_tags() -> None:
     engine = ScriptedEngine(script)
     screen = Paper("Capital?", "Sure?")
     with serving(engine, served_of(engine, R1)) as server:
-        converse(RemoteSession(server.url, None, None, {}), screen, None, 1 << 30)
-    assert screen.said.startswith("<think>\nHm.\n</think>\n\nParis.\n[")
-    assert "<｜Assistant｜>Paris.<" in prompts[1].replace("\n", "")  # R1's template cuts it out
+        Conversation(RemoteSession(server.url, None, None, {}), screen, None, 1 << 30).run()
+    assert screen.thoughts == "Hm.\n\n" * 2
+    assert screen.said.startswith("Paris.\n[")
+    assert "<｜Assistant｜>Paris.<" in prompts[1].replace("\n", "")
 
 
 def test_ctrl_c_ends_the_answer_and_the_request() -> None:
@@ -103,7 +107,7 @@ def test_ctrl_c_ends_the_answer_and_the_request() -> None:
 
     screen.on_write = interrupt
     with serving(engine, served_of(engine, CHATML)) as server:
-        converse(RemoteSession(server.url, None, None, {}), screen, None, 1 << 30)
+        Conversation(RemoteSession(server.url, None, None, {}), screen, None, 1 << 30).run()
         while server.worker.n_unfinished:
             engine.steps.release()
     assert "\n[stopped]\n" in screen.said
@@ -114,7 +118,7 @@ def test_what_a_server_refuses_is_one_sentence_and_forgotten(capsys) -> None:
     engine = scripted("fine", n_ctx=100)
     screen = Paper("x" * 200, "short")
     with serving(engine, served_of(engine, CHATML)) as server:
-        converse(RemoteSession(server.url, None, None, {}), screen, None, 1 << 30)
+        Conversation(RemoteSession(server.url, None, None, {}), screen, None, 1 << 30).run()
     error = capsys.readouterr().err
     assert error.startswith("error: This model's maximum context length is 100")
     assert error.count("\n") == 1
@@ -193,7 +197,7 @@ def test_a_server_without_timings() -> None:
     )
     screen = Paper("Hi", "/stats")
     with other_server(stream) as url:
-        converse(RemoteSession(url, "llama3", None, {}), screen, None, 1 << 30)
+        Conversation(RemoteSession(url, "llama3", None, {}), screen, None, 1 << 30).run()
     assert screen.said == "Hé\n[nothing has been answered yet]\n"
 
 
@@ -208,7 +212,7 @@ def test_a_server_without_timings() -> None:
 def test_errors_of_other_servers(body: bytes, status: int, words: str, capsys) -> None:
     screen = Paper("Hi")
     with other_server(body, status) as url:
-        converse(RemoteSession(url, "llama3", None, {}), screen, None, 1 << 30)
+        Conversation(RemoteSession(url, "llama3", None, {}), screen, None, 1 << 30).run()
     assert capsys.readouterr().err == f"error: {words}\n"
     assert screen.said == ""
 

@@ -120,7 +120,7 @@ def test_every_answer_obeys_a_constraint_of_its_own() -> None:
 def test_reasoning_is_free_and_what_follows_is_not() -> None:
     body = {"response_format": {"type": "json_object"}}
     plan = plan_of("r1", **body)
-    assert plan.reading.thinks
+    assert plan.parsing.thinks
     assert takes(plan, 'I think {"x</think>\n\n{}')
     assert takes(plan, "not done yet")  # nothing says how long it may think
     assert not takes(plan, "done</think>hello")
@@ -136,9 +136,10 @@ def test_a_model_that_opens_its_reasoning_itself_may_or_may_not() -> None:
     assert R1.endswith("<think>\n{% endif %}")
     template = R1.replace("<think>\n{% endif %}", "{% endif %}")
     served = SERVED["r1"]
-    SERVED["opens"] = dataclasses.replace(served, template=ChatTemplate(template, BOS, EOS))
+    model = dataclasses.replace(served.model, template=ChatTemplate(template, BOS, EOS))
+    SERVED["opens"] = dataclasses.replace(served, model=model)
     plan = plan_of("opens", response_format={"type": "json_object"})
-    assert plan.reading.thinks is False
+    assert plan.parsing.thinks is False
     assert takes(plan, '<think>{"a": [1</think>\n{}')
     assert takes(plan, "{}")
     assert takes(plan, "<think>not done yet")

@@ -266,7 +266,7 @@ def test_an_unforeseen_failure_is_a_500_too(monkeypatch, caplog) -> None:
     engine = ScriptedEngine(lambda *_: Answer("fine"))
     with serving(engine, served_of(engine, CHATML)) as server:
         secret = LoadFailed("/home/me/model.gguf is damaged")
-        monkeypatch.setattr("gguf_mtp.server.plan.ChatTemplate.prompt", raiser(secret))
+        monkeypatch.setattr("gguf_mtp.server.plan.prepare_chat", raiser(secret))
         assert "damaged" not in error_of(server.chat(), 500)["message"]
     assert "damaged" in caplog.text
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from gguf_mtp.engine.config import EngineLimits
 from gguf_mtp.errors import GgufMtpError
-from gguf_mtp.params import PLAIN, AnswerOptions, SamplingParams
+from gguf_mtp.params import PLAIN, RequestOptions, SamplingParams
 from gguf_mtp.sampling.logprobs import TokenLogprobs
 from gguf_mtp.stats import Stats
 from gguf_mtp.types import Chunk, FinishReason
@@ -100,7 +100,7 @@ class Running:
     prompt: Sequence[int]
     params: SamplingParams
     max_tokens: int
-    options: AnswerOptions
+    options: RequestOptions
     answer: Answer
     n_steps: int = 0
     tokens: Sequence[int] = ()
@@ -144,7 +144,7 @@ class ScriptedEngine:
         prompt: Sequence[int],
         params: SamplingParams,
         max_tokens: int,
-        options: AnswerOptions = PLAIN,
+        options: RequestOptions = PLAIN,
     ) -> int:
         self.limits.check(prompt, max_tokens)
         n = len(self.requests)

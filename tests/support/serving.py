@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import functools
 import json
 import threading
@@ -16,13 +17,16 @@ import httpx
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gguf_mtp.answers.prepare import TextModel
 from gguf_mtp.chat.conversation import ChatTemplate
 from gguf_mtp.cli.serve import listen
+from gguf_mtp.engine.config import EngineLimits
 from gguf_mtp.grammar.matching import Grammars
 from gguf_mtp.params import SamplingParams
 from gguf_mtp.server.app import ServerOptions, create_app
 from gguf_mtp.server.engine_thread import EngineThread
 from gguf_mtp.server.plan import Served
+from gguf_mtp.session import Session
 from tests.support.chat_formats import BOS, EOS
 from tests.support.scripted import N_VOCAB, ByteVocab, ScriptedEngine
 from tests.support.waiting import PATIENCE_S
@@ -77,16 +81,25 @@ def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
 
 
 def served_of(engine: ScriptedEngine, template: str | None = None) -> Served:
-    return Served(
-        name="scripted",
+    model = TextModel(
         vocab=ByteVocab(template),
         n_vocab=N_VOCAB,
         limits=engine.limits,
         template=ChatTemplate(template, BOS, EOS),
-        defaults=SamplingParams(),
-        created=1_700_000_000,
         grammars=Grammars(ByteVocab(template), N_VOCAB, engine.limits.end_tokens),
     )
+    return Served("scripted", model, SamplingParams(), created=1_700_000_000)
+
+
+def served_by(session: Session, template: str, limits: EngineLimits | None = None) -> Served:
+    """A real model with another chat template."""
+    vocab = session.vocab
+    model = dataclasses.replace(
+        session.text,
+        limits=limits or session.engine.limits,
+        template=ChatTemplate(template, vocab.bos, vocab.eos),
+    )
+    return Served("demo", model, SamplingParams(), created=0)
 
 
 class Host:

@@ -8,13 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
-from gguf_mtp.cli.chat import converse
+from gguf_mtp.cli.chat import Conversation, View
 from gguf_mtp.depth import FixedDepth
 from gguf_mtp.errors import ContextFull
 from gguf_mtp.params import SamplingParams
 from gguf_mtp.session import Piece
 from gguf_mtp.stats import Stats
-from gguf_mtp.types import Chunk
 
 
 class Engine:
@@ -48,7 +47,7 @@ class Scripted:
                 if text == "<ctrl-c>":
                     os.kill(os.getpid(), signal.SIGINT)
                     text = ""
-                yield Piece(text, Chunk(0, [], 0))
+                yield Piece(text)
         finally:
             self.closed += 1
 
@@ -58,7 +57,7 @@ class Paper:
 
     def __init__(self, *lines: str) -> None:
         self._lines = iter(lines)
-        self.said = ""
+        self.said = self.thoughts = ""
         self.notes: list[str] = []
 
     def ask(self) -> str | None:
@@ -67,13 +66,16 @@ class Paper:
     def write(self, text: str) -> None:
         self.said += text
 
+    def think(self, text: str) -> None:
+        self.thoughts += text
+
     def note(self, text: str) -> None:
         self.notes.append(text)
 
 
 def talk(session: Scripted, *lines: str) -> Paper:
     paper = Paper(*lines)
-    converse(session, paper, SamplingParams(), 100)  # type: ignore[arg-type]
+    Conversation(session, paper, SamplingParams(), 100).run()  # type: ignore[arg-type]
     return paper
 
 
@@ -162,5 +164,31 @@ def test_a_path_or_a_slash_in_a_sentence_is_no_command() -> None:
 def test_stats_say_where_the_model_lies() -> None:
     paper = Paper("/stats")
     where = "CUDA0 3.0 GiB (7 layers, output), CPU 1.0 GiB"
-    converse(Scripted(), paper, SamplingParams(), 100, where)  # type: ignore[arg-type]
+    Conversation(Scripted(), paper, SamplingParams(), 100, View(placement=where)).run()  # type: ignore[arg-type]
     assert paper.notes == ["nothing has been answered yet", f"placement: {where}"]
+
+
+class Thinking(Scripted):
+    """Answers with reasoning."""
+
+    def _pieces(self, reply: list[str]) -> Iterator[Piece]:
+        for text in reply:
+            yield Piece(reasoning=text.upper())
+        for text in reply:
+            yield Piece(text)
+
+
+def test_reasoning_is_shown_apart_hidden_on_request_and_not_sent_back() -> None:
+    session = Thinking(["a", "b"], ["c"], ["d"])
+    paper = talk(session, "one", "/think", "two", "/think", "three")
+    assert paper.thoughts == "AB\n\nD\n\n"
+    assert paper.said == "ab\nc\nd\n"
+    assert [n for n in paper.notes if "reasoning" in n] == [
+        "reasoning is hidden",
+        "reasoning is shown",
+    ]
+    assert session.asked[2][1] == {"role": "assistant", "content": "ab"}
+    hidden = Paper("one")
+    view = View(shows_reasoning=False)
+    Conversation(Thinking(["x"]), hidden, SamplingParams(), 9, view).run()  # type: ignore[arg-type]
+    assert (hidden.thoughts, hidden.said) == ("", "x\n")

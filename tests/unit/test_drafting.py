@@ -14,7 +14,7 @@ from gguf_mtp.drafters.draft_model import ModelDrafter
 from gguf_mtp.drafters.mtp import MtpDrafter
 from gguf_mtp.drafters.ngram import NgramDrafter
 from gguf_mtp.engine.engine import Engine
-from gguf_mtp.params import AnswerOptions
+from gguf_mtp.params import RequestOptions
 from gguf_mtp.types import Drafter, DraftLimit
 from tests.support.fakes import FakeMtp, FakeTarget
 from tests.unit.test_engine import GREEDY, NO_END, collect, greedy
@@ -108,7 +108,7 @@ def test_a_request_is_served_by_those_it_names(
 ) -> None:
     engine = engine_of("mtp,ngram,model", FixedDepth(2))
     beside = engine.submit([7, 8], GREEDY, 12)
-    asked = engine.submit(CIRCLE, GREEDY, 12, AnswerOptions(draft=wish))
+    asked = engine.submit(CIRCLE, GREEDY, 12, RequestOptions(draft=wish))
     found = {}
     while not engine.is_idle:
         for chunk in engine.step():

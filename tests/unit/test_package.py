@@ -95,9 +95,11 @@ def test_the_wheel_holds_all_modules_and_the_demo(wheel: Path) -> None:
 @pytest.mark.package
 def test_pure_modules_import_nothing_heavy() -> None:
     modules = pure_modules()
-    assert {"gguf_mtp.answers.text", "gguf_mtp.sampling.chain", "gguf_mtp.drafters.mtp"} <= set(
-        modules
-    )
+    assert {
+        "gguf_mtp.answers.detokenizer",
+        "gguf_mtp.sampling.chain",
+        "gguf_mtp.drafters.mtp",
+    } <= set(modules)
     # One fresh interpreter a module would take a minute: in one, each module is imported anew.
     script = f"""
 import importlib, sys

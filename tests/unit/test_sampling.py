@@ -11,7 +11,7 @@ from gguf_mtp.errors import RequestError
 from gguf_mtp.params import (
     NEVER_ON,
     SAMPLERS,
-    AnswerOptions,
+    RequestOptions,
     SamplingParams,
     bias_of,
     sampler_order,
@@ -234,4 +234,4 @@ def test_sampler_names_are_read_as_llama_cpp_reads_them() -> None:
 
 def test_a_negative_count_of_logprobs_is_named() -> None:
     with pytest.raises(RequestError, match="n_logprobs is -1"):
-        AnswerOptions(n_logprobs=-1)
+        RequestOptions(n_logprobs=-1)

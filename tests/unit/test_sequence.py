@@ -9,7 +9,7 @@ from gguf_mtp.drafters.mtp import MtpDrafter
 from gguf_mtp.engine.config import EngineLimits
 from gguf_mtp.engine.engine import Engine
 from gguf_mtp.engine.request import Outcome, Slot, cut
-from gguf_mtp.params import AnswerOptions, SamplingParams
+from gguf_mtp.params import RequestOptions, SamplingParams
 from gguf_mtp.types import Verdict
 from tests.support.fakes import FakeMtp, FakeTarget
 
@@ -61,7 +61,7 @@ def test_a_request_bounds_its_own_drafts_and_no_other() -> None:
     drafter = MtpDrafter(FakeMtp(3), 3, 32)
     engine = Engine(FakeTarget(3), [drafter], FixedDepth(4), limits)
     ids = [
-        engine.submit([3, 1, 4], SamplingParams(temperature=0), 20, AnswerOptions(draft_max))
+        engine.submit([3, 1, 4], SamplingParams(temperature=0), 20, RequestOptions(draft_max))
         for draft_max in (None, 0, 2)
     ]
     texts, drafted = {id_: [] for id_ in ids}, {}
@@ -83,7 +83,7 @@ def test_a_request_may_name_tokens_that_end_it() -> None:
     def answer(depth: int, stops: frozenset[int]) -> tuple[list[int], str | None]:
         limits = EngineLimits(n_ctx=64, n_seq=1, n_batch=32, end_tokens=frozenset())
         engine = Engine(FakeTarget(1), [MtpDrafter(FakeMtp(1), 1, 32)], FixedDepth(depth), limits)
-        engine.submit(prompt, params, 30, AnswerOptions(stop_tokens=stops))
+        engine.submit(prompt, params, 30, RequestOptions(stop_tokens=stops))
         tokens: list[int] = []
         while not engine.is_idle:
             for chunk in engine.step():
@@ -101,7 +101,7 @@ def test_a_request_may_name_tokens_that_end_it() -> None:
 def test_logprobs_come_with_every_committed_token() -> None:
     limits = EngineLimits(n_ctx=64, n_seq=1, n_batch=32, end_tokens=frozenset())
     engine = Engine(FakeTarget(1), [MtpDrafter(FakeMtp(1), 1, 32)], FixedDepth(3), limits)
-    engine.submit([3, 1, 4], SamplingParams(temperature=0), 20, AnswerOptions(n_logprobs=1))
+    engine.submit([3, 1, 4], SamplingParams(temperature=0), 20, RequestOptions(n_logprobs=1))
     n_drafted = 0
     while not engine.is_idle:
         for chunk in engine.step():

@@ -8,18 +8,19 @@ from typing import Any
 
 import pytest
 
-from gguf_mtp.cli.answer_options import AnswerArgs, Shaped
+from gguf_mtp.answers.prepare import AnswerOptions
+from gguf_mtp.answers.structured_output import format_grammar
+from gguf_mtp.cli.answer_options import AnswerArgs, SessionWithOptions
 from gguf_mtp.errors import RequestError
-from gguf_mtp.session import Wishes
 from tests.support.words import END, grammars
 
 SESSION: Any = SimpleNamespace(grammars=grammars())
 
 
 def takes(args: AnswerArgs, text: str) -> bool:
-    grammar = args.wishes(SESSION).grammar
-    assert grammar
-    follower = grammar.follow()
+    form = args.options(SESSION).format
+    assert form
+    follower = format_grammar(SESSION.grammars, form).follow()
     follower.commit(list(text.encode()))
     return follower.failure is None and bool(follower.allowed(())[END])
 
@@ -32,8 +33,8 @@ def test_the_three_ways(tmp_path: Path) -> None:
     assert takes(AnswerArgs(grammar_file=gbnf), "ä")
     assert takes(AnswerArgs(json_schema='{"enum": [1]}'), "1")
     assert not takes(AnswerArgs(json_schema='{"enum": [1]}'), "2")
-    assert AnswerArgs().wishes(SESSION, 3) == Wishes(None, 3)
-    assert AnswerArgs(json_schema="{}").wishes(SESSION, 3).n_logprobs == 3
+    assert AnswerArgs().options(SESSION, 3) == AnswerOptions(n_logprobs=3)
+    assert AnswerArgs(json_schema="{}").options(SESSION, 3).n_logprobs == 3
 
 
 def test_what_is_wrong_names_the_option(tmp_path: Path) -> None:
@@ -52,7 +53,7 @@ def test_what_is_wrong_names_the_option(tmp_path: Path) -> None:
         ),
     ]:
         with pytest.raises(RequestError) as caught:
-            args.wishes(SESSION)
+            args.options(SESSION)
         assert str(caught.value).startswith(words)
         assert "\n" not in str(caught.value)
 
@@ -68,10 +69,15 @@ def test_the_same_for_a_server() -> None:
         AnswerArgs(json_schema="{").fields()
 
 
-def test_every_answer_of_a_chat_is_asked_with_the_wishes() -> None:
-    asked: list[tuple[Any, ...]] = []
-    session: Any = SimpleNamespace(chat=lambda *given: asked.append(given), engine="engine")
-    shaped = Shaped(session, Wishes(None, 2))
-    shaped.chat([{"role": "user", "content": "x"}], None, 5)
-    assert asked == [([{"role": "user", "content": "x"}], None, 5, Wishes(None, 2))]
-    assert shaped.engine == "engine"
+def test_every_answer_of_a_chat_has_the_options() -> None:
+    asked: list[Any] = []
+
+    def chat(*given: Any, options: AnswerOptions) -> None:
+        asked.append((given, options))
+
+    session: Any = SimpleNamespace(chat=chat, engine="engine")
+    options = AnswerOptions(n_logprobs=2)
+    bound = SessionWithOptions(session, options)
+    bound.chat([{"role": "user", "content": "x"}], None, 5)
+    assert asked == [(([{"role": "user", "content": "x"}], None, 5), options)]
+    assert bound.engine == "engine"

@@ -140,7 +140,7 @@ def answers(depth: int, draft: str) -> tuple[list[str], int]:
             asked = ASK | {"seed": seed, "logit_bias": {str(opening): LIKELY}}
             plan = plan_chat(served_by(session, V31), ChatRequest.model_validate(asked))
             chunks = list(answer(session, plan))
-            texts.append(b"".join(plan.reading.piece(t) for c in chunks for t in c.tokens).decode())
+            texts.append(b"".join(plan.parsing.piece(t) for c in chunks for t in c.tokens).decode())
             n_crossed += sum(opening in c.tokens[: max(c.n_from_draft - 1, 0)] for c in chunks)
     return texts, n_crossed
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gguf_mtp.answers.text import Cut, Detokenizer, StopStrings
+from gguf_mtp.answers.detokenizer import Detokenizer
+from gguf_mtp.answers.stop_strings import Cut, StopStrings
 from gguf_mtp.errors import RequestError
 
 # Valid text, half characters, and bytes that are never part of one.

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from gguf_mtp.errors import ContextFull, DecodeError, RequestError, Unavailable
-from gguf_mtp.params import AnswerOptions, SamplingParams
+from gguf_mtp.params import RequestOptions, SamplingParams
 from gguf_mtp.server.engine_thread import AnswerJob, EngineThread
 from gguf_mtp.types import Chunk
 from tests.support.scripted import Answer, ByteVocab, ScriptedEngine
@@ -94,7 +94,7 @@ def test_answers_several_at_once_on_its_own_thread() -> None:
     engine = ScriptedEngine(echo)
     with running(engine) as worker:
         for i, note in enumerate(notes):
-            worker.submit([job(note, f"number {i}", options=AnswerOptions(draft_max=i))])
+            worker.submit([job(note, f"number {i}", options=RequestOptions(draft_max=i))])
         assert [n.wait().text for n in notes] == [f"You said number {i}." for i in range(5)]
         wait_for(lambda: worker.n_unfinished == 0)
     assert {n.finish for n in notes} == {"stop"}

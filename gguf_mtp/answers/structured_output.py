@@ -1,0 +1,165 @@
+"""What an answer's text must look like: a JSON schema, a grammar, or calls of tools.
+
+Knows neither HTTP nor sampling.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from gguf_mtp.chat.tool_calls import CALL, CALLS, CALLS_END, ToolFormat
+from gguf_mtp.errors import RequestError
+from gguf_mtp.grammar.gbnf.lark import lark_of
+from gguf_mtp.grammar.json_schema import ANY_OBJECT, compile_schema, json_rule
+from gguf_mtp.grammar.matching import Grammar, Grammars, quoted
+
+__all__ = [
+    "ANY_JSON_OBJECT",
+    "Calls",
+    "OutputFormat",
+    "Tool",
+    "call_grammar",
+    "choice_format",
+    "format_grammar",
+    "grammar_format",
+    "json_format",
+    "regex_format",
+]
+
+Tool = Mapping[str, Any]
+"""A function as in an OpenAI request: `{"type": "function", "function": {"name": ..., ...}}`."""
+ANY_JSON_OBJECT = ANY_OBJECT
+
+
+class OutputFormat(NamedTuple):
+    """What an answer's text must look like, and the request's field that says so.
+
+    `source` is a JSON schema, or a grammar in Lark.
+    """
+
+    field: str
+    kind: Literal["json", "lark"]
+    source: Any
+    lenient: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Calls that an answer makes. `has_begun`: the prompt holds their opening, up to the name or,
+    with `name`, behind it; otherwise the answer may do without. `is_single`: one call and no more.
+    """
+
+    format: ToolFormat
+    tools: Sequence[Tool]
+    has_begun: bool = True
+    name: str | None = None
+    is_single: bool = False
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether any tool's parameters are promised to be followed."""
+        return any(tool["function"].get("strict") is True for tool in self.tools)
+
+    def openings(self, grammars: Grammars) -> frozenset[int]:
+        """The tokens with which calls begin; none where they are no tokens of their own."""
+        ids = map(grammars.token, (CALLS, CALL))
+        return frozenset(id_ for id_ in ids if id_ is not None)
+
+
+def json_format(field: str, schema: Any) -> OutputFormat:
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except (ValueError, RecursionError):
+            raise RequestError(f"{field} is a string that is not valid JSON") from None
+    return OutputFormat(field, "json", schema)
+
+
+def grammar_format(field: str, source: str, grammars: Grammars) -> OutputFormat:
+    try:
+        return OutputFormat(field, "lark", lark_of(source, grammars.token))
+    except RequestError as error:
+        raise RequestError(f"{field}: {error}") from None
+
+
+def regex_format(field: str, regex: str) -> OutputFormat:
+    # A slash would end it, a line break is none of Lark's.
+    escaped = re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", regex).replace("\n", r"\n")
+    return OutputFormat(field, "lark", f"start: /{escaped}/")
+
+
+def choice_format(field: str, choices: Sequence[str]) -> OutputFormat:
+    # As one terminal, so that none is cut short by another that it begins with.
+    return OutputFormat(field, "lark", f"start: CHOICE\nCHOICE: {' | '.join(map(quoted, choices))}")
+
+
+def format_grammar(grammars: Grammars, form: OutputFormat) -> Grammar:
+    """Raises `RequestError` that names the field and the place in it."""
+    try:
+        if form.kind == "json":
+            return compile_schema(grammars, form.source, form.lenient)
+        return grammars.compile(form.source)
+    except RequestError as error:
+        raise RequestError(f"{form.field}: {error}") from None
+
+
+def call_grammar(
+    grammars: Grammars, calls: Calls, otherwise: OutputFormat | None = None
+) -> Grammar:
+    """Answers that are calls of `calls.tools` with arguments as their parameters say, or
+    `otherwise` JSON; what the prompt holds of them is left out.
+
+    Raises `RequestError` that names the tool and the place.
+    """
+    rules, heads = [], []
+    for i, tool in enumerate(calls.tools):
+        if calls.name in (None, tool["function"]["name"]):
+            rules.append(f"call_{i}: {_arguments(grammars, i, tool, calls)}")
+            heads.append(f"call_{i}")
+    any_call = f"({' | '.join(heads)})"
+    fmt = calls.format
+    next_head = _spelled(grammars, fmt, fmt.between + CALL + fmt.before_name)
+    more = "" if calls.is_single else f" ({next_head} {any_call})*"
+    body = f"{any_call}{more} {grammars.marker(CALLS_END)}"
+    if not calls.has_begun:
+        head = _spelled(grammars, fmt, CALL + fmt.before_name)
+        body = f"{grammars.marker(CALLS)}? {head} {body}"  # some models leave the first one out
+    start = f"start: {body}"
+    if otherwise is not None:
+        start += f" | {json_rule(otherwise.source, otherwise.lenient)}"
+    return grammars.compile("\n".join([start, *rules]))
+
+
+def _arguments(grammars: Grammars, index: int, tool: Tool, calls: Calls) -> str:
+    """Lark for what follows the beginning of a call: the name, where it is open, and the rest."""
+    function = tool["function"]
+    schema = dict(function.get("parameters") or {})
+    if schema.setdefault("type", "object") != "object":
+        field = f"tools[{index}].function.parameters"
+        raise RequestError(f"{field} are of type {schema['type']!r}, but must be an object")
+    lenient = function.get("strict") is not True
+    try:
+        compile_schema(grammars, schema, lenient)
+    except RequestError as error:
+        raise RequestError(f"tools[{index}].function.parameters: {error}") from None
+    head = "" if calls.name is not None else function["name"] + calls.format.after_name
+    parts = (
+        _spelled(grammars, calls.format, head),
+        json_rule(schema, lenient),
+        _spelled(grammars, calls.format, calls.format.after_arguments),
+    )
+    return " ".join(part for part in parts if part)
+
+
+def _spelled(grammars: Grammars, fmt: ToolFormat, text: str) -> str:
+    """Lark for `text`, its markers as the tokens they are."""
+    pieces = re.split(f"({'|'.join(map(re.escape, fmt.markers))})", text)
+    return " ".join(
+        grammars.marker(piece) if piece in fmt.markers else quoted(piece)
+        for piece in pieces
+        if piece
+    )
