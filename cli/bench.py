@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .options import spread
 from .placement_options import PlacementArgs
+from .spread import spread
 
 if TYPE_CHECKING:
     from ..bench.run import BenchCell, BenchPlan, BenchVariant

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 import typer
 
 from .answer_options import AnswerArgs, SessionWithOptions
-from .options import ModelArgs, SamplingArgs, spread
+from .options import ModelArgs, SamplingArgs
 from .placement_options import PlacementArgs
+from .spread import spread
 
 if TYPE_CHECKING:
     from ..depth.protocol import Depth

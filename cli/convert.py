@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..engine.config import MAX_THREADS
-from .options import spread
 from .progress import conversion_bar
+from .spread import spread
 
 if TYPE_CHECKING:
     from ..converters.convert import Account, ConversionJob, ConvertOptions

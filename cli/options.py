@@ -1,16 +1,14 @@
 """The options that several commands share, written down once.
 
-A command takes one dataclass per group; `spread` shows Typer the single options instead. Names that
+A command takes one dataclass per group (see `spread`). Names that
 llama.cpp uses are accepted as aliases.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -267,44 +265,3 @@ class SamplingArgs:
         params = dataclasses.replace(defaults, **self.given())
         params.check_vocabulary(n_vocab)
         return params
-
-
-def spread(command: Callable[..., None]) -> Callable[..., None]:
-    """Lets a command declare parameters that are dataclasses, as above; Typer sees their fields.
-
-    Fields of the groups come first, in their order, then the command's own options.
-    """
-    hints = get_type_hints(command, include_extras=True)
-    groups = {n: t for n, t in hints.items() if isinstance(t, type) and is_dataclass(t)}
-    parameters: list[inspect.Parameter] = []
-    for group in groups.values():
-        types = get_type_hints(group, include_extras=True)
-        for f in fields(group):
-            assert f.default is not MISSING
-            for option in getattr(types[f.name], "__metadata__", ()):
-                option.rich_help_panel = getattr(group, "PANEL", None) or option.rich_help_panel
-            parameters.append(
-                inspect.Parameter(
-                    f.name,
-                    inspect.Parameter.KEYWORD_ONLY,
-                    default=f.default,
-                    annotation=types[f.name],
-                )
-            )
-    for name, p in inspect.signature(command).parameters.items():
-        if name not in groups:
-            parameters.append(
-                p.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name])
-            )
-
-    def flat(**values: Any) -> None:
-        made = {
-            name: group(**{f.name: values.pop(f.name) for f in fields(group)})
-            for name, group in groups.items()
-        }
-        command(**made, **values)
-
-    flat.__name__, flat.__doc__ = command.__name__, command.__doc__
-    flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    flat.__annotations__ = {p.name: p.annotation for p in parameters}
-    return flat

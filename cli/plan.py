@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .options import spread
+from .spread import spread
 
 if TYPE_CHECKING:
     from ..offload import Machine, OffloadPlan, Subject

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .answer_options import AnswerArgs
-from .options import ModelArgs, SamplingArgs, spread
+from .options import ModelArgs, SamplingArgs
 from .placement_options import PlacementArgs
+from .spread import spread
 
 if TYPE_CHECKING:
     from ..session import Piece

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .options import ModelArgs, SamplingArgs, spread
+from .options import ModelArgs, SamplingArgs
 from .placement_options import PlacementArgs
+from .spread import spread
 
 if TYPE_CHECKING:
     import uvicorn

@@ -12,7 +12,7 @@ import llama_cpp as L
 
 from gguf_mtp.errors import NO_CELLS, CannotRewind, DecodeError, LoadFailed, SavedStateError
 from gguf_mtp.gguf.ggml_types import TENSOR_TYPES
-from gguf_mtp.llama.batch import Batch
+from gguf_mtp.llama.batch_arrays import BatchArrays
 from gguf_mtp.llama.binding import nextn
 from gguf_mtp.llama.buffer_breakdown import BufferBreakdown, breakdown
 from gguf_mtp.llama.log import Errors
@@ -78,7 +78,7 @@ class Context:
             # of a batch instead of its output rows.
             nextn("llama_set_embeddings_nextn")(self._ctx, True, False)
             self._get_hidden = nextn("llama_get_embeddings_nextn")
-        self._batch = Batch(options.n_batch, n_embd if options.is_mtp else 0)
+        self._batch = BatchArrays(options.n_batch, n_embd if options.is_mtp else 0)
 
     def n_past(self, seq: int) -> int:
         return self._n_past[seq]

@@ -15,7 +15,7 @@ from gguf_mtp.types import Rows
 _FEW = 8  # tokens that are sooner written one by one than as a slice
 
 
-class Batch:
+class BatchArrays:
     """The arrays of a llama_batch, owned by Python: filled by slices, and for the few tokens of a
     round through views whose items are set without numpy."""
 
