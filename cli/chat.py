@@ -42,7 +42,7 @@ class Screen(Protocol):
 
 
 class Talker(Protocol):
-    """Whom a conversation is with: a `session.Session`, or a `remote.RemoteSession`."""
+    """Whom a conversation is with: a `session.Session`, or a `server_client.RemoteSession`."""
 
     @property
     def engine(self) -> EngineAccount: ...

@@ -1,8 +1,8 @@
 """A conversation with an OpenAI-compatible server: ours, or any other.
 
-`RemoteSession` stands where `chat.converse` expects a session. Lines are read by a thread, so that
-Ctrl+C is seen while a server is silent; closing an answer closes its connection, which tells the
-server to stop. Knows no terminal.
+`RemoteSession` stands where `chat.Conversation` expects a session. Lines are read by a thread, so
+that Ctrl+C is seen while a server is silent; closing an answer closes its connection, which tells
+the server to stop. Knows no terminal.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """MTP blocks moved between GGUF files, byte for byte: grafted behind a trunk, or taken out of it.
 
 What users hold are files of hundreds of gigabytes without the block; nothing is quantised again
-here. Whether a block belongs to a model is decided by `sidefile`, before anything is written.
+here. Whether a block belongs to a model is decided by `side_file`, before anything is written.
 
 It knows headers, and bytes as bytes.
 """

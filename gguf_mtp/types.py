@@ -116,8 +116,8 @@ class DraftLimit(NamedTuple):
     At most `n` tokens (0: none). The draft ends before position k when its confidence there is
     below `p_min[k]`; positions past the end of `p_min` have no such bound. The rule looks at the
     draft distribution's maximum and never at the token drawn: otherwise the output distribution
-    would shift. `source` names the drafter, one of the `Room`'s; `reason` is for people: why so
-    far, in a word or two.
+    would shift. `source` names the drafter, one of the `DraftRequest`'s; `reason` is for people:
+    why so far, in a word or two.
     """
 
     n: int
@@ -210,7 +210,7 @@ class TensorInfo(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What a GGUF header says (`model_file.metadata`).
+    """What a GGUF header says (`gguf.model_facts`).
 
     `n_layer` counts trunk layers, `n_mtp` NextN blocks. `can_draft` is whether the pinned llama.cpp
     can draft with the file's own MTP block, `reason` why or why not, in one sentence. `kv` holds

@@ -1,7 +1,7 @@
 """From an answer's tokens to what clients see of it: reasoning, content and tool calls.
 
-One `AnswerParser` for each choice of a response. It is a `worker.Receiver`, so it runs on the
-worker's thread, and a stop string ends the request before the next round. Knows no HTTP and no
+One `AnswerParser` for each choice of a response. It is an `engine_thread.Receiver`, so it runs on
+the worker's thread, and a stop string ends the request before the next round. Knows no HTTP and no
 JSON.
 """
 
@@ -103,7 +103,7 @@ class AnswerParser:
         self._is_whole = False  # nothing more is wanted, or will come
 
     def receive(self, chunk: Chunk) -> bool:
-        """See `worker.Receiver`."""
+        """See `engine_thread.Receiver`."""
         for part in self._sources.split(chunk) if self._sources else (chunk,):
             if not self._is_whole:
                 self._read(part)
@@ -112,7 +112,7 @@ class AnswerParser:
         return not self._is_whole
 
     def fail(self, error: Exception) -> None:
-        """See `worker.Receiver`."""
+        """See `engine_thread.Receiver`."""
         self._tell(Failure(error))
 
     def _read(self, chunk: Chunk) -> None:

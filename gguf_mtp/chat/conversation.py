@@ -41,7 +41,7 @@ class Turns:
 
 class ChatPrompt(NamedTuple):
     """`text` ends with `begun`, the part of the answer that the prompt takes out of the model's
-    hands; `has_bos` as in `chat.Prompt`. The answer begins in reasoning if `thinks`."""
+    hands; `has_bos` as in `template.Prompt`. The answer begins in reasoning if `thinks`."""
 
     text: str
     has_bos: bool

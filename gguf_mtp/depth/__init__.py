@@ -4,12 +4,14 @@ Pure decisions from counts and measured times. This package knows nothing of mod
 or llama.cpp. It computes with plain floats, not arrays: a choice is made in every round and must
 cost microseconds.
 
-    auto         AutoDepth: what happens in a round      fixed        FixedDepth
-    plan         expected tokens per second of depths    watchdog     a head that never fits
-    costs        T(m) and the draft steps, measured      probe        what trying others may cost
-    acceptance   by sequence and position, over a prior  report       what to tell the user
-    confidence   where to end a draft early              state        export and import
-    stopping     and whether to
+    protocol             the seam: `DraftRequest` in, `DraftLimit` out, `RoundFeedback` back
+    controller           AutoDepth: what happens in a round       fixed         FixedDepth
+    drafter_controller   how far one drafter's drafts pay         probing       what trials may cost
+    drafter_selector     which of several drafters is active      report        what to tell users
+    ngram_arbiter        when a free draft takes its place        warm_start    export and import
+    goodput              expected tokens per second of depths     cost_model    T(m), draft steps
+    acceptance           by sequence and position, over a prior   watchdog      a misfit drafter
+    early_exit           where to end a draft early, from what `confidence` is worth
 """
 
 from gguf_mtp.depth.controller import AutoDepth

@@ -1,5 +1,6 @@
-"""The forms an answer may be bound to: what tokens may come next.
+"""Grammars that an answer must obey: which tokens may come next.
 
-matching      a grammar as a `params.Constraint`    json_schema   schemas as grammars
-following     when it begins, when an answer ends   gbnf*         llama.cpp's grammar format
+matching    a grammar as a `params.Constraint`    json_schema   schemas as grammars
+reasoning   grammars that begin after the reasoning, or with a token
+gbnf/       llama.cpp's grammar format
 """

@@ -41,7 +41,7 @@ class GrammarState(Constraint, Protocol):
 
 
 class Fallible(GrammarState, Protocol):
-    """Knows what may come at any time, and can be told to give up (`grammar.Follower`)."""
+    """Knows what may come at any time, and can be told to give up (`matching.GrammarMatcher`)."""
 
     def allowed(self, after: Sequence[int]) -> Mask: ...
     def fail(self, reason: str) -> None: ...

@@ -1,4 +1,4 @@
-"""From logits to tokens that follow the target's law, drafted or not.
+"""From logits to tokens that follow the target's distribution, drafted or not.
 
     chain     a sequence's sampling chain        filters, penalties, rows   llama.cpp's samplers
     noise     random numbers by seed and place   logprobs                   what was likely

@@ -1,7 +1,7 @@
 """How long a connection may take to say what it wants.
 
 uvicorn closes connections that are idle between two requests, and waits for ever for the first one,
-and for the rest of each that has begun. A body's time is limited where it is read (`guard`).
+and for the rest of each that has begun. A body's time is limited where it is read (`access`).
 """
 
 from __future__ import annotations

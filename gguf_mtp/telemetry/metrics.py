@@ -62,7 +62,7 @@ class Now(NamedTuple):
 
 
 class Metrics:
-    """Counts what an engine and a server do; a `rounds.Observer`.
+    """Counts what an engine and a server do; a `engine.observers.Observer`.
 
     `round`, `fell_back` and `answered` are called on the engine's thread, the others from any.
     `estimate` asks the depth decision; it is called on the engine's thread too.
@@ -96,7 +96,7 @@ class Metrics:
     # -- counting --------------------------------------------------------------------------------
 
     def round(self, report: RoundReport) -> None:
-        """See `rounds.Observer`."""
+        """See `engine.observers.Observer`."""
         phase = "prefill" if report.load.n_prefill else "decode"
         with self._lock:
             self._n["rounds"] += 1
@@ -127,7 +127,7 @@ class Metrics:
             self._n["rewound_tokens"] += part.n_drafted - part.n_accepted
 
     def fell_back(self, kind: Fallback, why: str) -> None:  # noqa: ARG002 - a label is one word
-        """See `rounds.Observer`."""
+        """See `engine.observers.Observer`."""
         with self._lock:
             self._fallbacks[kind] += 1
 

@@ -30,7 +30,8 @@ _CLOCK = "%Y-%m-%dT%H:%M:%SZ"
 
 
 class Trace:
-    """Gives `write` a record for each round; a `rounds.Observer`. `about` goes into the first."""
+    """Gives `write` a record for each round; a `engine.observers.Observer`. `about` goes into the
+    first."""
 
     def __init__(
         self, write: Callable[[Mapping[str, Any]], None], about: Mapping[str, Any]
@@ -41,7 +42,8 @@ class Trace:
         write({"gguf_mtp_trace": VERSION, "started": started, **about})
 
     def round(self, report: RoundReport) -> None:
-        """See `rounds.Observer`. `t`: when the round ended, in seconds since the trace began."""
+        """See `engine.observers.Observer`. `t`: when the round ended, in seconds since the trace
+        began."""
         self._write(
             {
                 "t": self._now(),
@@ -54,7 +56,7 @@ class Trace:
         )
 
     def fell_back(self, kind: Fallback, why: str) -> None:
-        """See `rounds.Observer`."""
+        """See `engine.observers.Observer`."""
         self._write({"t": self._now(), "fallback": kind, "why": why})
 
     def _now(self) -> float:

@@ -18,7 +18,7 @@ from gguf_mtp.params import RequestOptions
 from gguf_mtp.types import Drafter, DraftLimit
 from tests.support.fakes import FakeMtp, FakeTarget
 from tests.unit.test_engine import GREEDY, NO_END, collect, greedy
-from tests.unit.test_rounds import watched
+from tests.unit.test_observers import watched
 
 TWO = dataclasses.replace(NO_END, n_seq=2)
 CIRCLE = [3, 1, *greedy([3, 1], 20), 3, 1]  # ends as it began: the law then repeats it

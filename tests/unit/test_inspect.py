@@ -13,7 +13,7 @@ from gguf_mtp.errors import LoadFailed, UnsupportedModel
 from gguf_mtp.gguf import model_facts
 from gguf_mtp.loading.select import DraftOptions, select_drafters
 from tests.support.gguf_files import Model, header, value
-from tests.unit.test_sidefile import side, trunk
+from tests.unit.test_side_file import side, trunk
 
 app = typer.Typer()
 app.command()(inspect)

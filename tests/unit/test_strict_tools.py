@@ -18,7 +18,7 @@ from gguf_mtp.server.schemas import ChatRequest
 from gguf_mtp.session import Session
 from gguf_mtp.types import Chunk
 from tests.native.test_server_forms_native import served_by
-from tests.server.test_server_constraints import (
+from tests.server.test_structured_output import (
     CALL,
     CALL_END,
     CALLS,

@@ -54,7 +54,7 @@ class Alternatives:
 
 @dataclass(frozen=True, slots=True)
 class TerminalNode:
-    """A part that is a terminal of its own; the parser makes none (`gbnf_terminals.py`)."""
+    """A part that is a terminal of its own; the parser makes none (`terminals.py`)."""
 
     node: Node
 

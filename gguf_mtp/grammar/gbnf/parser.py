@@ -1,6 +1,6 @@
 """Reads GBNF, llama.cpp's grammar format (`grammars/README.md`, `src/llama-grammar.cpp`).
 
-What the rules mean to a sampler is `gbnf_lark.py`'s.
+What the rules mean to a sampler is decided in `lark.py`.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from gguf_mtp.engine.skip_rounds import SkipRounds
 from gguf_mtp.types import DraftLimit
 from tests.support.fakes import FakeMtp, FakeTarget
 from tests.unit.test_engine import GREEDY, NO_END, collect, greedy
-from tests.unit.test_rounds import watched
+from tests.unit.test_observers import watched
 
 TWO = dataclasses.replace(NO_END, n_seq=2)
 

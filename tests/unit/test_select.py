@@ -12,7 +12,7 @@ from gguf_mtp.errors import RequestError, UnsupportedModel
 from gguf_mtp.gguf import model_facts
 from gguf_mtp.loading.select import DrafterSelection, DraftOptions, select_drafters
 from tests.support.gguf_files import Model
-from tests.unit.test_sidefile import side, trunk
+from tests.unit.test_side_file import side, trunk
 
 
 def whole(path: Path, change: Callable[[Model], object] = lambda _: None) -> Path:
