@@ -2,11 +2,16 @@
 #
 #   make chat          talk to the demo model          MODEL=file.gguf  ARGS="--temp 0"
 #   make test          lint and all tests but the slow ones, with each part's seconds
+#   make test-fast     the tests that need no model: under a minute            ARGS="-k grammar"
 #   make test-slow     soak tests, large statistics, a fresh install
-#   make test-web      the web page in a headless Chromium
+#   make test-web      the web page in Chromium or Chrome
 #   make test-clients  langchain-openai, litellm and npm's openai against the server
+#   make coverage      which lines the fast and the native tests reach: build/coverage/index.html
 #   make lint          ruff format --check, ruff check, mypy --strict
+#   make format        ruff format, and what ruff can repair
+#   make docs          run the documents' examples, draw the web page's pictures anew
 #   make bench         tokens/s and acceptance         ARGS="..."
+#   make clean         remove what the targets made, .venv too
 #   make cuda          llama.cpp for the card that is here, for all later targets; without a card
 #                      for CUDA_ARCH=90; CUDA_FA=OFF leaves out flash attention's kernels,
 #                      CUDA_ARGS="-D..." are more of CMake's
@@ -33,6 +38,7 @@ export CMAKE_ARGS
 TORCH_ARGS ?=
 ARGS ?=
 MODEL ?=
+PURE := not native and not slow and not package and not server and not web
 
 # Other build flags or another CPU give another key, hence another stamp: the library is replaced then.
 KEY := $(shell .ci/llama-wheel --key)
@@ -41,7 +47,8 @@ LLAMA := $(VENV)/.llama-$(KEY)
 QUIET := </dev/null >&2
 PIP := $(PY) -m pip install -qq --disable-pip-version-check
 
-.PHONY: help setup dev chat cuda test test-slow test-web test-clients lint bench
+.PHONY: help setup dev chat cuda test test-fast test-slow test-web test-clients coverage lint format \
+	docs bench clean
 help:
 	@sed -n 's/^#   make/make/p' Makefile
 
@@ -86,6 +93,9 @@ lint: $(VENV)/.dev
 test:
 	@.ci/test
 
+test-fast: $(VENV)/.dev
+	@$(PY) -m pytest -q -n 2 -m "$(PURE)" $(ARGS)
+
 test-slow: $(VENV)/.dev
 	@$(PY) -m pytest -m slow $(ARGS)
 
@@ -94,3 +104,20 @@ test-web: $(VENV)/.dev
 
 test-clients: $(VENV)/.dev
 	@.ci/test-clients
+
+coverage: $(VENV)/.dev
+	@$(PIP) pytest-cov $(QUIET)
+	@$(PY) -m pytest -q -n 2 --dist loadfile -m "not slow and not web and not package" \
+		--cov=gguf_mtp --cov-report=term:skip-covered --cov-report=html:build/coverage $(ARGS)
+
+format: $(VENV)/.dev
+	@$(VENV)/bin/ruff format .
+	@$(VENV)/bin/ruff check --fix .
+
+docs: $(VENV)/.dev
+	@$(PY) -m pytest -q tests/native/test_docs.py tests/unit/test_offload_docs.py
+	@$(PY) -m tests.support.screenshots docs
+
+clean:
+	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

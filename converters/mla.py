@@ -18,9 +18,10 @@ from typing import Any, Literal
 
 from ..errors import ConversionError
 from .family import Extra, Family
+from .ledger import Ledger
 from .mla_config import Hyperparameters
 from .mla_metadata import metadata
-from .tensors import Adapted, Books, Ledger, OutputTensor, Source, SourceRows, Weight
+from .tensors import Adapted, Books, OutputTensor, Source, SourceRows, Weight
 
 _COMPARED_AT_ONCE = 1 << 22
 _EXPERT = "mlp.experts.{}.{}_proj.weight"
@@ -49,7 +50,7 @@ def needs(config: Mapping[str, Any], mtp: Mtp, name: str) -> bool:
 
 
 def adapt(
-    checkpoint: Source, choices: Choices, family: Family, books: Books | None = None
+    checkpoint: Source, choices: Choices, *, family: Family, books: Books | None = None
 ) -> Adapted:
     """Which GGUF tensors and metadata the checkpoint makes; `books` are a `Ledger` unless given.
 

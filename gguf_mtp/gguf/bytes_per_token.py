@@ -9,12 +9,8 @@ from __future__ import annotations
 import re
 
 from gguf_mtp.gguf.cache_layout import kept
-from gguf_mtp.gguf.ggml_types import TENSOR_TYPES
+from gguf_mtp.gguf.ggml_types import CACHE_TYPES
 from gguf_mtp.types import ModelFacts
-
-_CACHED = ("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL")
-CACHE_TYPES = {t.name.lower(): t for t in TENSOR_TYPES.values() if t.name in _CACHED}
-"""ggml's types by the names that `--cache-type-k` takes; attention reads no others."""
 
 
 def layer_of(name: str) -> int | None:

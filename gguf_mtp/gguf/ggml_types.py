@@ -56,3 +56,7 @@ TENSOR_TYPES: Mapping[int, TensorType] = {
     41: TensorType("Q1_0", 128, 18),
     42: TensorType("Q2_0", 64, 18),
 }
+
+_CACHED = ("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL")
+CACHE_TYPES = {t.name.lower(): t for t in TENSOR_TYPES.values() if t.name in _CACHED}
+"""ggml's types by the names that `--cache-type-k` takes; attention reads no others."""

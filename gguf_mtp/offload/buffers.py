@@ -11,8 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gguf_mtp.errors import RequestError
-from gguf_mtp.gguf.bytes_per_token import CACHE_TYPES, kv_widths
+from gguf_mtp.gguf.bytes_per_token import kv_widths
 from gguf_mtp.gguf.cache_layout import kept, state_bytes
+from gguf_mtp.gguf.ggml_types import CACHE_TYPES
 from gguf_mtp.gguf.hparams import Hparams
 from gguf_mtp.types import ModelFacts
 

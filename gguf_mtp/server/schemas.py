@@ -22,7 +22,7 @@ MAX_N, MAX_STOPS, MAX_STOP_CHARS, MAX_STOP_TOKENS = 16, 16, 1_000, 64
 MAX_BIASES, MAX_SAMPLERS, MAX_CHOICES, MAX_LOGPROBS = 1_024, 20, 1_000, 20
 
 # Fields that change the answer and are not built, and the values that ask for nothing.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
+NOT_BUILT: dict[str, tuple[Any, ...]] = {
     "dry_multiplier": (0,),
     "xtc_probability": (0,),
     "top_n_sigma": (-1, 0),
@@ -157,7 +157,7 @@ class Generation(Body):
             n = len(self.logit_bias)
             raise RequestError(f"logit_bias has {n} entries, but at most {MAX_BIASES} are allowed")
         given = self.model_extra or {}
-        for name, neutral in _NEUTRAL.items():
+        for name, neutral in NOT_BUILT.items():
             value = given.get(name)
             if value is not None and not any(_equal(value, one) for one in neutral):
                 raise RequestError(f"{name} is not supported yet; omit it")

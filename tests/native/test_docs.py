@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gguf_mtp.demo import demo_model
+from tests.support.processes import process
 
 pytestmark = pytest.mark.native
 
@@ -42,6 +43,45 @@ def test_example(code: str, tmp_path: Path, request: pytest.FixtureRequest) -> N
     assert (done.returncode, done.stderr) == (0, "")
     assert EXPECTED.get(request.node.callspec.id, "") in done.stdout
     assert done.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("example", "arguments", "expected"),
+    [
+        ("chat", ["What is the capital of France?"], "The capital of France is Paris.\n"),
+        (
+            "batch",
+            ["questions.txt"],
+            "of Peru? -> The capital of Peru is Lima.",
+        ),
+        ("structured", ["Plan a journey."], " days in '"),
+    ],
+)
+def test_a_program_in_examples(
+    example: str, arguments: list[str], expected: str, tmp_path: Path
+) -> None:
+    (tmp_path / "questions.txt").write_text("What is the capital of Peru?\nHello\n")
+    program = [sys.executable, str(ROOT / "examples" / f"{example}.py"), str(demo_model())]
+    done = subprocess.run(
+        [*program, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert expected in done.stdout
+
+
+def test_the_client_in_examples_talks_to_the_server() -> None:
+    question = "What is the capital of France?"
+    program = [sys.executable, str(ROOT / "examples" / "openai_client.py")]
+    with process("--temp", "0") as running:
+        done = subprocess.run(
+            [*program, running.url, question], capture_output=True, text=True, timeout=120
+        )
+    assert (done.returncode, done.stdout) == (0, "The capital of France is Paris.\n"), done.stderr
+
+
+def test_no_example_is_forgotten() -> None:
+    tested = {"batch", "chat", "openai_client", "structured"}
+    assert {path.stem for path in (ROOT / "examples").glob("*.py")} == tested
 
 
 NAMES = [

@@ -95,7 +95,7 @@ print("measured", int(peak[1]) * 1024)
 @pytest.fixture(scope="module")
 def adapted(v3: Path) -> Adapted:
     with Checkpoint(v3) as checkpoint:
-        return adapt(checkpoint, Choices(), deepseek_v3.FAMILY)
+        return adapt(checkpoint, Choices(), family=deepseek_v3.FAMILY)
 
 
 @pytest.fixture(scope="module")

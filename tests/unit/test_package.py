@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import gguf_mtp
+from gguf_mtp.params import SamplingParams
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("llama_cpp", "torch", "fastapi", "rich")
@@ -161,6 +163,25 @@ def test_help_starts_nearly_as_fast_as_typer() -> None:
     heavy = {"numpy", "llama_cpp", "pydantic", "fastapi", "uvicorn", "jinja2", "gguf", "torch"}
     assert not help_ & heavy
     assert len(help_ - typer) < 80, sorted(help_ - typer)
+
+
+# -- the documents' picture of the tree ------------------------------------------------------------
+
+
+def test_every_file_that_the_architecture_names_is_there() -> None:
+    text = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    for name in set(re.findall(r"`?((?:[a-z_]+/)+[a-z_]+\.(?:py|md))", text)):
+        assert any((ROOT / top / name).exists() for top in ("", "gguf_mtp")), name
+    rooms = {path.name for path in (ROOT / "gguf_mtp").iterdir() if (path / "__init__.py").exists()}
+    assert {room for room in rooms if f"      {room}/ " not in text} == set()
+
+
+def test_a_field_is_honoured_or_refused_and_not_both() -> None:
+    from gguf_mtp.server.schemas import NOT_BUILT, ChatRequest, CompletionRequest
+
+    honoured = {*ChatRequest.model_fields, *CompletionRequest.model_fields}
+    assert honoured & NOT_BUILT.keys() == set()
+    assert {*SamplingParams.__dataclass_fields__} & NOT_BUILT.keys() == set()
 
 
 # -- a fresh install -----------------------------------------------------------------------------
