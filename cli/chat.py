@@ -150,7 +150,6 @@ class View:
 
     shows_reasoning: bool = True
     placement: str = ""
-    is_thinking: bool = False
 
 
 class Conversation:
@@ -200,12 +199,12 @@ class Conversation:
 
         screen = self._screen
         self._history.append({"role": "user", "content": line})
-        text, stats = "", None
+        text, stats, is_thinking = "", None, False
         try:
             pieces = self._talker.chat(self._history, self._params, self._max_tokens)
             with interrupts() as interrupted:
                 for piece in pieces:
-                    self._show(piece, is_first=not text)
+                    is_thinking = self._show(piece, is_thinking)
                     text += piece.text
                     stats = piece.stats
                     if interrupted():
@@ -213,7 +212,7 @@ class Conversation:
                         break
         except (BadLogits, DecodeError, RequestError) as error:
             del self._history[-1]
-            screen.write("\n" if text else "")
+            screen.write("\n" if text or is_thinking else "")
             print(f"error: {error}", file=sys.stderr)
             return
         screen.write("\n")
@@ -223,15 +222,16 @@ class Conversation:
             screen.note(stats_lines.answer_line(stats, self._talker.engine.depth))
         self._history.append({"role": "assistant", "content": text})
 
-    def _show(self, piece: Piece, is_first: bool) -> None:
-        """`is_first`: no text of the answer has been written yet."""
+    def _show(self, piece: Piece, is_thinking: bool) -> bool:
+        """`is_thinking`: reasoning was shown and no text since; returns the same after `piece`."""
         if self._view.shows_reasoning and piece.reasoning:
             self._screen.think(piece.reasoning)
-            self._view.is_thinking = True
-        if piece.text and is_first and self._view.is_thinking:
+            is_thinking = True
+        if piece.text and is_thinking:
             self._screen.think("\n\n")
-            self._view.is_thinking = False
+            is_thinking = False
         self._screen.write(piece.text)
+        return is_thinking
 
     def _show_stats(self) -> None:
         from . import stats_lines

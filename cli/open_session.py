@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from ..drafters.registry import label_of
+from ..drafters.registry import DRAFTERS, label_of
 from ..loading.loader import LoadOptions, load
 from ..session import Session
 from .options import ModelArgs
@@ -40,8 +40,9 @@ def describe(session: Session) -> str:
     """The start-up line: what was loaded, and what drafts."""
     facts, engine = session.facts, session.engine
     labels = {name: label_of(name) for name in engine.drafting.names}
-    if session.side:
-        labels["mtp"] = f"the MTP block in {Path(session.side.path).name}"
+    for name in labels:
+        if session.side and name in DRAFTERS and DRAFTERS[name].needs_block:
+            labels[name] = f"the MTP block in {Path(session.side.path).name}"
     drafters = " and ".join(labels[name] for name in engine.drafting.names)
     drafting = (
         f"drafting with {drafters}, up to {engine.depth.n_max} tokens per round"

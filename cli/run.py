@@ -71,16 +71,16 @@ def run(
 
 def _print(pieces: Iterable[Piece], shows_reasoning: bool) -> None:
     """The answer on standard output; the reasoning before it, dimmed, on standard error."""
-    from .terminal import dimmed
+    from .dimmed import write_dimmed
 
     is_thinking = False
     for piece in pieces:
         if piece.reasoning and shows_reasoning:
             is_thinking = True
-            dimmed(piece.reasoning)
+            write_dimmed(piece.reasoning, sys.stderr)
         if piece.text and is_thinking:
             is_thinking = False
-            dimmed("\n\n")
+            write_dimmed("\n\n", sys.stderr)
         print(piece.text, end="", flush=True)
     print()
 

@@ -9,6 +9,8 @@ from prompt_toolkit.formatted_text import HTML
 from prompt_toolkit.history import InMemoryHistory
 from rich.console import Console
 
+from .dimmed import write_dimmed
+
 
 class Terminal:
     """A `chat.Screen` for people. Pasted lines arrive whole (bracketed paste)."""
@@ -31,13 +33,7 @@ class Terminal:
         sys.stdout.flush()
 
     def think(self, text: str) -> None:
-        self._console.print(text, style="dim", markup=False, end="", soft_wrap=True)
+        write_dimmed(text, sys.stdout)
 
     def note(self, text: str) -> None:
         self._console.print(text, style="dim", markup=False)
-
-
-def dimmed(text: str) -> None:
-    """Writes to standard error what is not part of an answer."""
-    console = Console(stderr=True, highlight=False)
-    console.print(text, style="dim", markup=False, end="", soft_wrap=True)

@@ -20,7 +20,7 @@ KEPT = 24
 
 
 class RemoteShards:
-    """A `storage.Shards` over a hub's repository."""
+    """A `local_shards.Shards` over a hub's repository."""
 
     def __init__(self, hub: Hub, repo: Repo) -> None:
         self._hub, self._repo = hub, repo

@@ -16,6 +16,9 @@ from gguf_mtp.errors import RequestError
 SAMPLERS = ("penalties", "top_k", "typ_p", "top_p", "min_p", "temperature")
 """llama.cpp's names and order (`common_params_sampling::samplers`), of what this package knows."""
 
+AS_MANY_AS_FIT = 1 << 30
+"""max_tokens of an answer that may fill the context."""
+
 LARGEST = 1e12
 """Of what is added to logits, and of what they are multiplied with or divided by: a bias, a penalty
 and a temperature together leave float32 room."""
@@ -131,7 +134,7 @@ class RequestOptions:
     """What one answer may ask for beyond sampling.
 
     `draft_max` bounds its drafts below what the depth decision would allow (0: none); of the
-    drafters there are only those that `draft` names may draft (None: all; see `drafters.names`).
+    drafters there are only those that `draft` names may draft (None: all; see `drafters.registry`).
     `constraint` is a grammar its tokens obey. `n_logprobs` asks for every token's log-probability,
     and for as many of the likeliest ids beside it; None asks for none. `stop_tokens` end the answer
     as the model's own end tokens do.

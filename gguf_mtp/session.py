@@ -24,19 +24,16 @@ from gguf_mtp.answers.prepare import (
 )
 from gguf_mtp.answers.structured_output import Tool
 from gguf_mtp.answers.token_sources import TokenSource
-from gguf_mtp.chat.conversation import ChatTemplate
 from gguf_mtp.chat.tool_calls import CallArguments, CallStart
 from gguf_mtp.engine.engine import Engine
 from gguf_mtp.grammar.matching import Grammars
-from gguf_mtp.params import SamplingParams
+from gguf_mtp.params import AS_MANY_AS_FIT, SamplingParams
 from gguf_mtp.sampling.logprobs import TokenLogprobs
 from gguf_mtp.stats import Stats
-from gguf_mtp.types import Chunk, ModelFacts
+from gguf_mtp.types import ModelFacts
 
-__all__ = ["AS_MANY_AS_FIT", "Piece", "PlacementReport", "Session"]
+__all__ = ["Piece", "PlacementReport", "Session"]
 
-AS_MANY_AS_FIT = 1 << 30
-"""max_tokens of an answer that may fill the context."""
 PLAIN = AnswerOptions()
 
 
@@ -89,7 +86,6 @@ class Session:
             vocab=vocab,
             n_vocab=facts.n_vocab,
             limits=engine.limits,
-            template=ChatTemplate(vocab.chat_template, vocab.bos, vocab.eos),
             grammars=self.grammars,
         )
         self._resources = resources
@@ -147,12 +143,12 @@ class Session:
         try:
             for chunk in stream:
                 wants_more = parser.receive(chunk)
-                yield from _pieces(events, chunk)
+                yield from _pieces(events)
                 if not wants_more:
                     break
             for chunk in stream.cancel():  # ended early, as at a stop string
                 parser.receive(chunk)
-                yield from _pieces(events, chunk)
+                yield from _pieces(events)
         finally:
             stream.close()
 
@@ -171,6 +167,8 @@ class Session:
         return SamplingParams(**own)
 
     def close(self) -> None:
+        """Ends all answers and frees the model."""
+        self.engine.close()
         self._resources.close()
 
     def __enter__(self) -> Session:
@@ -189,10 +187,10 @@ def _with(options: AnswerOptions, stop: Sequence[str], tools: Sequence[Tool]) ->
     return dataclasses.replace(options, **given) if given else options
 
 
-def _pieces(events: deque[AnswerEvent], chunk: Chunk) -> Iterator[Piece]:
+def _pieces(events: deque[AnswerEvent]) -> Iterator[Piece]:
     """What the parser made of a chunk; an empty piece where that is nothing, so that the reader
     can stop the answer meanwhile."""
-    if not events and not chunk.tokens:
+    if not events:
         yield Piece()
     while events:
         event = events.popleft()

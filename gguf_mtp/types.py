@@ -127,7 +127,8 @@ class DraftLimit(NamedTuple):
 
 
 class Chain(Protocol):
-    """A sequence's sampling chain (`sampling.Chain`): logits to distributions, and draws from them.
+    """A sequence's sampling chain (`sampling.chain.SamplingChain`): logits to distributions, and
+    draws from them.
 
     `after` are draft tokens that follow the committed ones: row k of a draft sees `draft[:k]`.
     `target_probs` maps a target's float32 [n_vocab] to the distribution of the token there;

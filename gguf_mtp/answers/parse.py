@@ -1,8 +1,7 @@
 """From an answer's tokens to what clients see of it: reasoning, content and tool calls.
 
-One `AnswerParser` for each choice of a response. It is an `engine_thread.Receiver`, so it runs on
-the worker's thread, and a stop string ends the request before the next round. Knows no HTTP and no
-JSON.
+One `AnswerParser` for each answer. It runs where the engine runs, between two rounds, so that a
+stop string ends the request before the next one. Knows no HTTP and no JSON.
 """
 
 from __future__ import annotations
@@ -76,24 +75,24 @@ AnswerEvent = Delta | End | Failure
 
 
 class AnswerParser:
-    """Tells `tell` the news of one choice; the last is an `End` or a `Failure`. `following` is the
+    """Gives `tell` the events of one answer; the last is an `End` or a `Failure`. `state` is the
     constraint that the choice obeys: where that gave up, the choice has failed."""
 
     def __init__(
         self,
-        reading: ParseOptions,
+        options: ParseOptions,
         tell: Callable[[AnswerEvent], None],
-        following: GrammarState | None = None,
+        state: GrammarState | None = None,
     ) -> None:
-        self._tell, self._following = tell, following
-        self._detokenizer = Detokenizer(reading.piece)
-        self._stops = StopStrings(reading.stops)
-        self._reasoning = None if reading.thinks is None else ReasoningParser(reading.thinks)
+        self._tell, self._state = tell, state
+        self._detokenizer = Detokenizer(options.piece)
+        self._stops = StopStrings(options.stops)
+        self._reasoning = None if options.thinks is None else ReasoningParser(options.thinks)
         self._calls: ToolCallParser | None = None
-        if reading.max_calls != 0:
-            self._calls = ToolCallParser(reading.max_calls)
-            self._calls.add(reading.begun)
-        self._sources = TokenSources() if reading.with_sources else None
+        if options.max_calls != 0:
+            self._calls = ToolCallParser(options.max_calls)
+            self._calls.add(options.begun)
+        self._sources = TokenSources() if options.with_sources else None
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprobs] = []  # of all tokens or of none
         self._n_chars = 0  # of the text, as far as it is shown
@@ -103,7 +102,7 @@ class AnswerParser:
         self._is_whole = False  # nothing more is wanted, or will come
 
     def receive(self, chunk: Chunk) -> bool:
-        """See `engine_thread.Receiver`."""
+        """Takes a chunk of the answer; whether more is wanted."""
         for part in self._sources.split(chunk) if self._sources else (chunk,):
             if not self._is_whole:
                 self._read(part)
@@ -112,7 +111,7 @@ class AnswerParser:
         return not self._is_whole
 
     def fail(self, error: Exception) -> None:
-        """See `engine_thread.Receiver`."""
+        """The answer will not be completed, because of `error`."""
         self._tell(Failure(error))
 
     def _read(self, chunk: Chunk) -> None:
@@ -164,7 +163,7 @@ class AnswerParser:
         return self._detokenizer.n_tokens(self._n_chars)
 
     def _failure(self) -> Failure | None:
-        reason = self._following.failure if self._following else None
+        reason = self._state.failure if self._state else None
         if reason is None or self._is_cut or self._has_called:
             return None
         return Failure(RequestError(f"the answer's grammar could not be followed: {reason}"))

@@ -1,8 +1,8 @@
 """From messages, or a prompt, and what an answer shall be, to what has to be done for it.
 
 Everything that can be wrong with a question is found here, before anything is queued: the prompt as
-tokens, the grammar that binds the answer, and how its text will be read. Knows neither HTTP nor the
-engine.
+tokens, the grammar that binds the answer, and how its text will be read. It runs no engine and
+knows no HTTP.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from gguf_mtp.answers.constraint import Vocabulary, constraint_after, piece_of
@@ -44,15 +45,22 @@ Message = Mapping[str, Any]
 _FOR_TEMPLATES = ("role", "name", "tool_calls", "tool_call_id", "reasoning_content")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TextModel:
-    """What turns text into tokens and back, for one model of `n_vocab` tokens."""
+    """What turns text into tokens and back, for one model of `n_vocab` tokens. `other_template`
+    takes the place of the model's own chat template."""
 
     vocab: Vocabulary
     n_vocab: int
     limits: EngineLimits
-    template: ChatTemplate
     grammars: Grammars
+    other_template: ChatTemplate | None = None
+
+    @cached_property
+    def template(self) -> ChatTemplate:
+        """Made when the first conversation comes: it is rendered several times then."""
+        vocab = self.vocab
+        return self.other_template or ChatTemplate(vocab.chat_template, vocab.bos, vocab.eos)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +94,13 @@ class AnswerOptions:
     draft: tuple[str, ...] | None = None
     draft_max: int | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("stop", "draft", "tools"):
+            if isinstance(getattr(self, name), str):
+                raise RequestError(f"{name} is {getattr(self, name)!r}, but must be a list")
+        if self.tool_choice == "none" and self.tool_name is not None:
+            raise RequestError(f"tool_choice is 'none', but tool_name is {self.tool_name!r}")
+
 
 @dataclass(frozen=True, slots=True)
 class PreparedAnswer:
@@ -113,6 +128,8 @@ def prepare_chat(
     is missing or refuses."""
     must_call = _must_call(options)
     tools = [] if options.tool_choice == "none" else list(options.tools)
+    for i, tool in enumerate(tools):
+        _check_function(tool, f"tools[{i}]")
     prompt = model.template.prompt(
         Turns(
             messages=[_message(i, message) for i, message in enumerate(messages)],
@@ -152,9 +169,9 @@ def _must_call(options: AnswerOptions) -> bool:
     must_call = options.tool_choice == "required" or options.tool_name is not None
     if not must_call:
         return False
-    names = [tool["function"]["name"] for tool in options.tools]
-    if not names:
+    if not options.tools:
         raise RequestError("tool_choice requires a tool call, but the request has no tools")
+    names = [tool.get("function", {}).get("name") for tool in options.tools]
     if options.tool_name is not None and options.tool_name not in names:
         raise RequestError(f"tool_choice names {options.tool_name!r}, which is not in tools")
     return True
@@ -231,8 +248,7 @@ def _prepared(
     for token in options.stop_tokens:
         if not 0 <= token < model.n_vocab:
             raise RequestError(
-                f"stop_token_ids names token {token}, but the vocabulary ends at "
-                f"{model.n_vocab - 1}"
+                f"token {token} cannot stop an answer: the vocabulary ends at {model.n_vocab - 1}"
             )
     if bound and options.min_tokens:
         raise RequestError(
@@ -260,17 +276,31 @@ def _message(index: int, message: Message) -> dict[str, Any]:
     """The message for a template; content is text, None only beside tool calls."""
     out = {key: message[key] for key in _FOR_TEMPLATES if message.get(key) is not None}
     content, calls = message.get("content"), message.get("tool_calls")
+    if not isinstance(message.get("role"), str):
+        raise RequestError(f"messages[{index}] has no role")
     if isinstance(content, list):
         content = "\n".join(_text_of(index, part) for part in content)
+    if content is not None and not isinstance(content, str):
+        raise RequestError(f"messages[{index}] has a content that is neither text nor a list")
     if content is None and not calls:
         if message.get("role") != "assistant":
             raise RequestError(f"messages[{index}] has no content")
         content = ""
     if calls:
+        for call in calls:
+            _check_function(call, f"messages[{index}].tool_calls")
         out["tool_calls"] = [_call(call) for call in calls]
     else:
         out.pop("tool_calls", None)
     return out | {"content": content}
+
+
+def _check_function(one: Any, place: str) -> None:
+    """Raises `RequestError` unless it is a tool or a call with a function's name."""
+    function = one.get("function") if isinstance(one, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str) or not name:
+        raise RequestError(f"{place} has no function with a name")
 
 
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:

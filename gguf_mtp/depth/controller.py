@@ -38,7 +38,7 @@ class DrafterKnowledge(NamedTuple):
 
 
 class LearnedState(NamedTuple):
-    """What outlives an engine (`state.py` stores it): the target's times, and by drafter what is
+    """What outlives an engine (`warm_start` stores it): the target's times, and by drafter what is
     known of it."""
 
     target: TargetCost

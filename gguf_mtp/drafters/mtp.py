@@ -19,15 +19,12 @@ from pathlib import Path
 import numpy as np
 
 from gguf_mtp.drafters.draft_builder import DraftBuilder
-from gguf_mtp.drafters.spec import DrafterSpec, DraftParts
+from gguf_mtp.drafters.spec import FLUSH, DrafterSpec, DraftParts
 from gguf_mtp.errors import UnsupportedModel
 from gguf_mtp.gguf import model_facts, side_file
 from gguf_mtp.types import Ask, Decoder, Draft, Floats, ModelFacts, Output, Rows
 
 log = logging.getLogger(__name__)
-
-FLUSH = 256
-"""Rows a sequence buffers before they are decoded though nobody asked for a draft."""
 
 
 class _Pending:

@@ -14,7 +14,11 @@ from typing import NamedTuple, Protocol
 
 from gguf_mtp.types import Decoder, Drafter, ModelFacts
 
-__all__ = ["DraftContext", "DraftParts", "DrafterSpec", "always", "no_file"]
+FLUSH = 256
+"""Rows a drafter buffers for a sequence before it decodes them though no draft was asked for; its
+context takes twice as many in one decode."""
+
+__all__ = ["FLUSH", "DraftContext", "DraftParts", "DrafterSpec", "always", "no_file"]
 
 
 class DraftContext(NamedTuple):

@@ -17,13 +17,13 @@ class Batch:
     """`steps` are the sequences that get tokens in this round; `prompts` are rows of prompts that
     are read on and not to their end.
 
-    After `judge`, `outcomes` and `outputs` have an entry for each step.
+    After `judge`, `outputs` has an entry for each step, and `judged` pairs each with its outcome.
     """
 
     def __init__(self, steps: Sequence[SequenceStep], prompts: Sequence[Rows]) -> None:
         self.steps, self.prompts = steps, prompts
         self.rows = [*(step.rows() for step in steps), *prompts]
-        self.outcomes: list[Outcome] = []
+        self.judged: list[tuple[SequenceStep, Outcome]] = []
         self.outputs: Sequence[Output] = ()
         self._read: Sequence[Output] = ()
 
@@ -33,16 +33,12 @@ class Batch:
         rows = {r.seq: len(r.tokens) for r in self.prompts}
         return rows | {s.seq: s.n_prompt for s in self.steps if s.n_prompt}
 
-    @property
-    def judged(self) -> list[tuple[SequenceStep, Outcome]]:
-        return list(zip(self.steps, self.outcomes, strict=True))
-
     def judge(self, decoded: Step, end_tokens: frozenset[int]) -> None:
         """Verifies every step's draft against what the target computed."""
         n = len(self.steps)
         self.outputs, self._read = decoded.outputs[:n], decoded.outputs[n:]
-        self.outcomes = [
-            step.judge(output.logits, end_tokens)
+        self.judged = [
+            (step, step.judge(output.logits, end_tokens))
             for step, output in zip(self.steps, self.outputs, strict=True)
         ]
 

@@ -1,6 +1,6 @@
 """The drafters of an engine: who is asked for which sequence, and what is left when one fails.
 
-Free drafters are asked first, for every sequence; the depth decision sees what they free draft and
+Free drafters are asked first, for every sequence; the depth decision sees what they offer and
 says who drafts how far. Towards the slots all drafters are one. Knows no drafter by name, and
 neither costs nor acceptance.
 """

@@ -26,7 +26,7 @@ from gguf_mtp.engine.prefill_chunk import PrefillChunker
 from gguf_mtp.engine.request import Outcome, Request, RoundTimes, SequenceStep, Slot
 from gguf_mtp.engine.slots import Slots
 from gguf_mtp.engine.state_file import pack, unpack
-from gguf_mtp.errors import NO_CELLS, ContextFull, DecodeError
+from gguf_mtp.errors import NO_CELLS, ContextFull, DecodeError, RequestError
 from gguf_mtp.params import PLAIN, RequestOptions, SamplingParams
 from gguf_mtp.stats import Stats
 from gguf_mtp.types import Chunk, Decoder, Drafter, FinishReason, Output, Rows, Step
@@ -60,6 +60,7 @@ class Engine:
         self._queue: deque[Request] = deque()
         self._n_submitted = 0
         self._inboxes = Inboxes()
+        self._is_closed = False
         self._uncounted_s = 0.0  # of the last round, after its time was taken
 
     @property
@@ -87,6 +88,7 @@ class Engine:
 
         Raises as `EngineLimits.check` does.
         """
+        self._check_open()
         self.limits.check(prompt, max_tokens)
         self._n_submitted += 1
         n_left = min(max_tokens, self.limits.n_ctx - len(prompt))
@@ -131,6 +133,8 @@ class Engine:
     ) -> ChunkStream:
         """A stream of the answers to `prompts`. Several streams may be read in turn. `options` with
         a constraint are for one prompt."""
+        for prompt in prompts:  # all are taken or none
+            self.limits.check(prompt, max_tokens)
         ids = [self.submit(prompt, params, max_tokens, options) for prompt in prompts]
         return ChunkStream(ids, self._inboxes, self._round, self.cancel)
 
@@ -159,6 +163,7 @@ class Engine:
 
     def _round(self) -> list[Chunk]:
         start = time.perf_counter() - self._uncounted_s
+        self._check_open()
         self._admit()
         answering = self._slots.answering()
         self.drafting.draft(answering, self.depth)  # 1 depth, 2 draft
@@ -182,8 +187,22 @@ class Engine:
         arriving = self._slots.arriving([rows for rows in unread if rows.n_outputs])
         return Batch([*answering, *arriving], [rows for rows in unread if not rows.n_outputs])
 
+    def close(self) -> None:
+        """Drops every request; the decoders may be freed afterwards. Whoever asks for more gets a
+        `RequestError`."""
+        self._is_closed = True
+        self._queue.clear()
+        for slot, _ in self._slots.active():
+            slot.request = None
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise RequestError("the model is closed")
+
     def _admit(self) -> None:
-        """Gives free slots to queued requests, in the order they came."""
+        """Gives free slots to queued requests, in the order they came; not to abandoned ones."""
+        while self._inboxes.abandoned:
+            self.cancel(self._inboxes.abandoned.popleft())
         while self._queue and self._slots.admit(self._queue[0]):
             self._queue.popleft()
 
@@ -203,8 +222,11 @@ class Engine:
 
     def _keep(self, batch: Batch) -> list[Rows]:
         """Commits what was accepted; returns the rows that have become certain."""
-        kept = zip(batch.steps, batch.outcomes, batch.outputs, strict=True)
-        return [self._keep_one(*one) for one in kept] + list(batch.prompts_read())
+        kept = [
+            self._keep_one(step, outcome, output)
+            for (step, outcome), output in zip(batch.judged, batch.outputs, strict=True)
+        ]
+        return [*kept, *batch.prompts_read()]
 
     def _keep_one(self, step: SequenceStep, outcome: Outcome, output: Output) -> Rows:
         """Commits tokens and drops the rows behind them; the rows that have become certain."""
@@ -239,9 +261,12 @@ class Engine:
 
     def _emit(self, batch: Batch) -> list[Chunk]:
         """A chunk for every sequence of the batch, empty for those whose prompt is read on."""
-        unfinished = {rows.seq for rows in batch.prompts}
-        reading = [Chunk(r.id, [], 0) for s, r in self._slots.active() if s.seq in unfinished]
-        return [self._chunk(*one) for one in batch.judged] + reading
+        chunks = [self._chunk(step, outcome) for step, outcome in batch.judged]
+        if batch.prompts:
+            unfinished = {rows.seq for rows in batch.prompts}
+            active = self._slots.active()
+            chunks += [Chunk(request.id, [], 0) for s, request in active if s.seq in unfinished]
+        return chunks
 
     def _chunk(self, step: SequenceStep, outcome: Outcome) -> Chunk:
         chunk = Chunk(

@@ -19,6 +19,8 @@ from gguf_mtp.stats import RoundCount, Stats
 from gguf_mtp.types import Draft, DraftLimit, FinishReason, Floats, Rows, Verdict
 
 NO_DRAFT = Draft((), (), (), "")
+NO_TOKEN = -1
+"""Where the target's logits say nothing."""
 
 
 class Request:
@@ -112,14 +114,21 @@ class SequenceStep:
         cuts the result where the answer ends. Logits that are no numbers end it at once."""
         chain = self.request.chain
         tokens = self.draft.tokens
+        failure: BadLogits | None = None
         try:
             verdict = verify(self.draft, lambda k: chain.target_probs(logits[k], tokens[:k]), chain)
         except BadLogits as error:
-            return Outcome([], 0, 0, "failed", error=error)
+            n_kept = error.position - len(self.slot.tokens)  # the rows before it were sound
+            verdict, failure = Verdict(n_kept, NO_TOKEN), error
         options = self.request.options
         if options.stop_tokens:
             end_tokens |= options.stop_tokens
         outcome = cut(verdict, tokens, self.request.n_left, end_tokens)
+        if failure and outcome.committed[-1:] == [NO_TOKEN]:
+            committed = outcome.committed[:-1]
+            outcome = outcome._replace(
+                committed=committed, n_judged=n_kept, finish="failed", error=failure
+            )
         if options.n_logprobs is None:
             return outcome
         pairs = zip(logits, outcome.committed, strict=False)  # rows behind a refusal say nothing

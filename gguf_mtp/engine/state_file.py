@@ -23,7 +23,8 @@ _HEAD = len(MAGIC) + 32 + 4
 
 
 class SavedSequence(NamedTuple):
-    """`tokens` are certain; `parts` hold each cache's own bytes ("target", "drafter")."""
+    """`tokens` are certain; `parts` hold each cache's own bytes ("target", and each drafter by its
+    name)."""
 
     tokens: list[int]
     parts: dict[str, bytes]

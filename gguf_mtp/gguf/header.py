@@ -2,7 +2,7 @@
 
 Every count, length and offset is checked against the file's size before it is believed, with the
 rules of the pinned llama.cpp (`ggml/src/gguf.cpp`), so that a damaged file ends in a sentence here
-instead of a bare refusal there. It does not know what the values mean: that is `metadata.py`.
+instead of a bare refusal there. It does not know what the values mean: that is `model_facts`.
 The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 

@@ -12,11 +12,13 @@ from __future__ import annotations
 import json
 import re
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
+from gguf_mtp.deep_stack import with_stack
 from gguf_mtp.errors import RequestError
 from gguf_mtp.grammar.reasoning import (
     AfterOptionalReasoning,
@@ -34,6 +36,13 @@ __all__ = ["Grammar", "GrammarMatcher", "Grammars", "Thinking", "TokenVocabulary
 
 MAX_CHARS = 1 << 20
 """Of a grammar's source."""
+MAX_RULES = 2000
+"""Rules of a grammar, and references of a schema. llguidance follows them one inside of the other
+on the stack; 900 in a chain take less than 16 MiB."""
+STACK = 64 << 20
+"""Bytes of stack to compile with."""
+N_KEPT = 32
+"""Compiled grammars that are kept for the next request."""
 N_TRIED = 4
 """Rows that are tried before a grammar is taken: what explodes usually does so at once."""
 MAX_REASON = 300
@@ -41,6 +50,8 @@ MAX_REASON = 300
 
 _PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
 _SOURCE = re.compile(r"\d+ \|")
+_RULE = re.compile(r"^[ \t]*[?!]?[A-Za-z_]\w*(?:\[[^\]\n]*\])?[ \t]*:", re.MULTILINE)
+_REFERENCE = re.compile(r'"\$ref"\s*:')
 _OPTIONS = '\n%llguidance {"no_forcing": true}\n'
 
 
@@ -70,6 +81,7 @@ class Grammars:
         self._n_vocab = n_vocab
         self._lock = threading.Lock()
         self._tables: _Tables | None = None
+        self._compiled: OrderedDict[str, Grammar] = OrderedDict()  # the newest last
 
     def compile(self, lark: str) -> Grammar:
         """A grammar in llguidance's dialect of Lark.
@@ -77,6 +89,19 @@ class Grammars:
         Raises `RequestError` that says what is wrong with it, by line and column where that is
         known, or that it is too large or too slow.
         """
+        with self._lock:
+            known = self._compiled.get(lark)
+            if known is not None:
+                self._compiled.move_to_end(lark)
+                return known
+        grammar = with_stack(STACK, lambda: self._compile(lark))
+        with self._lock:
+            self._compiled[lark] = grammar
+            while len(self._compiled) > N_KEPT:
+                self._compiled.popitem(last=False)
+        return grammar
+
+    def _compile(self, lark: str) -> Grammar:
         from llguidance import LLMatcher, LLParserLimits
 
         if len(lark) > MAX_CHARS:
@@ -87,6 +112,10 @@ class Grammars:
             lark.encode()
         except UnicodeEncodeError as error:
             raise RequestError(f"it is not Unicode: {error.reason}") from None
+        for what, pattern in (("rules", _RULE), ("references", _REFERENCE)):
+            n = sum(1 for _ in pattern.finditer(lark))
+            if n > MAX_RULES:
+                raise RequestError(f"it has {n} {what}, but at most {MAX_RULES} are allowed")
         if not self.end_tokens:
             raise RequestError("the model has no end token, so a grammar cannot end its answers")
         tables = self._read()

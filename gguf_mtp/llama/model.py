@@ -50,7 +50,8 @@ class Model:
     def __init__(self, path: str, options: ModelOptions = ModelOptions()) -> None:
         """Loads `path`. Raises `LoadFailed` with llama.cpp's own reason.
 
-        Check the header first (`metadata.read`): llama.cpp aborts the process on some bad files.
+        Check the header first (`gguf.model_facts.read`): llama.cpp aborts the process on some bad
+        files.
         """
         check_binding()
         L.llama_log_set(forward_log, ctypes.c_void_p(0))
@@ -74,6 +75,7 @@ class Model:
         self.n_mtp: int = L.llama_model_n_layer_nextn(self._model) if options.load_mtp else 0
         self.context_length: int = L.llama_model_n_ctx_train(self._model)
         self.vocab = Vocab(self._model)
+        self._stack.callback(self.vocab.close)
 
     def context(self, options: ContextOptions) -> Context:
         """A new context. Raises `UnsupportedModel` (no MTP block) or `LoadFailed` (no memory)."""

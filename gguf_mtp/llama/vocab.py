@@ -7,8 +7,9 @@ from typing import Any
 
 import llama_cpp as L
 
+from gguf_mtp.deep_stack import with_stack
 from gguf_mtp.errors import RequestError
-from gguf_mtp.llama.deep_stack import deepest, with_stack
+from gguf_mtp.llama.deep_stack import deepest
 
 FLAT, DEEPEST = 2_000, 250_000
 """Characters of a text that any stack holds; of a run that the tokenizer is let go through."""
@@ -51,6 +52,8 @@ class Vocab:
         return with_stack(n_bytes, lambda: self._tokenize(text, add_special, parse_special))
 
     def _tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
+        if self._vocab is None:
+            raise RequestError("the model is closed")
         raw = text.encode("utf-8", errors="replace")
         room = len(raw) + 2
         while True:
@@ -67,7 +70,13 @@ class Vocab:
             known = self._pieces[token] = self._piece(token)
         return known
 
+    def close(self) -> None:
+        """Its model is about to be freed."""
+        self._vocab = None
+
     def _piece(self, token: int) -> bytes:
+        if self._vocab is None:
+            raise RequestError("the model is closed")
         size = 64
         while True:
             buffer = ctypes.create_string_buffer(size)

@@ -46,7 +46,7 @@ IDLE_SHARE = 0.02
 class LoadOptions:
     """How to run a model. `n_ctx` 0: the model's, at most 8,192; it counts one sequence's tokens.
 
-    `draft` names the drafters (`drafters.names`), the preferred one first. "auto" takes the MTP
+    `draft` names the drafters (`drafters.registry`), the preferred one first. "auto" takes the MTP
     block where there is one and copies beside it, "mtp" demands the block, "off" never drafts: then
     no block is loaded, nor a context made for it. `draft_model` is a file to draft with: one with
     the MTP block, instead of the model's own, or a smaller model with the same vocabulary; without

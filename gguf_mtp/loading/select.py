@@ -89,7 +89,11 @@ def select_drafters(facts: ModelFacts, options: DraftOptions) -> DrafterSelectio
     if names is None:
         return _auto(facts, files, options.is_fixed)
     for name in names:
-        _require(facts, DRAFTERS[name], files)
+        why = _why_not(facts, DRAFTERS[name], files)
+        if why is not None and DRAFTERS[name].needs_model:
+            raise RequestError(f"draft is {options.draft!r}, but {why}")
+        if why is not None:
+            raise UnsupportedModel(f"{facts.path} cannot draft: {why}")
     for name, file in files.items():
         if name not in names:
             raise _unused(options, file.path)
@@ -100,15 +104,13 @@ def _unused(options: DraftOptions, file: str | Path) -> RequestError:
     return RequestError(f"draft is {options.draft!r}, which does not use {file}")
 
 
-def _require(facts: ModelFacts, spec: DrafterSpec, files: dict[str, ModelFacts]) -> None:
-    """Raises unless the drafter can draft; `files` gains one that is found next to the model."""
+def _why_not(facts: ModelFacts, spec: DrafterSpec, files: dict[str, ModelFacts]) -> str | None:
+    """Why the drafter cannot draft; `files` gains one that is found next to the model."""
     why = spec.why_not(facts, files.get(spec.name))
-    if why is None:
-        return
-    found = spec.find(facts)
-    if found is None:
-        raise UnsupportedModel(f"{facts.path} cannot draft: {why}")
-    files[spec.name] = found
+    if why is not None and (found := spec.find(facts)) is not None:
+        files[spec.name] = found
+        return None
+    return why
 
 
 def _auto(facts: ModelFacts, files: dict[str, ModelFacts], is_fixed: bool) -> DrafterSelection:
@@ -118,26 +120,14 @@ def _auto(facts: ModelFacts, files: dict[str, ModelFacts], is_fixed: bool) -> Dr
         (spec for spec in DRAFTERS.values() if not spec.is_free), key=lambda s: s.name not in files
     )
     for spec in timed:
-        if _can(facts, spec, files):
+        if _why_not(facts, spec, files) is None:
             # A fixed length leaves nothing to decide when a free draft is used.
             names = (spec.name,) if is_fixed else (*free, spec.name)
             return DrafterSelection(names, files)
+        if spec.refuses:
+            spec.refuses(facts)
     log.warning("drafting by n-gram lookup only: %s", facts.reason)
     return DrafterSelection(tuple(free))
-
-
-def _can(facts: ModelFacts, spec: DrafterSpec, files: dict[str, ModelFacts]) -> bool:
-    """Whether the drafter can draft; `files` gains one that is found next to the model. Raises
-    `UnsupportedModel` where it refuses to be passed over."""
-    if spec.why_not(facts, files.get(spec.name)) is None:
-        return True
-    found = spec.find(facts)
-    if found is not None:
-        files[spec.name] = found
-        return True
-    if spec.refuses:
-        spec.refuses(facts)
-    return False
 
 
 def assign_file(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gguf_mtp.drafters.mtp import FLUSH
+from gguf_mtp.drafters.spec import FLUSH
 from gguf_mtp.errors import RequestError
 from gguf_mtp.gguf import cache_layout
 from gguf_mtp.offload.buffers import Contexts

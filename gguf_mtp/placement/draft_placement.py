@@ -26,9 +26,9 @@ def draft_subject(facts: ModelFacts, target: Contexts) -> Subject:
 def place_draft_model(
     facts: ModelFacts | None, target: Contexts, options: PlacementOptions
 ) -> CheckedPlan | None:
-    """As `placement.settle`, of the draft model, if there is one. What is said of single layers and
-    tensors is said of the target; "-ngl 0" is said of all. Other machines are left to the target: a
-    draft's steps are too short for a network."""
+    """As `checked_plan.plan_placement`, of the draft model, if there is one. What is said of single
+    layers and tensors is said of the target; "-ngl 0" is said of all. Other machines are left to
+    the target: a draft's steps are too short for a network."""
     if facts is None:
         return None
     n = options.draft_ngl

@@ -86,7 +86,7 @@ class SamplingChain:
         return Distribution(ids[values.argmax()][None], CERTAIN), sure
 
     def draw(self, dist: Distribution, after: Sequence[int] = ()) -> int:
-        """One token drawn from `target_probs`, to stand behind `after`."""
+        """One token drawn from `dist`, to stand behind `after`."""
         if len(dist.ids) == 1:
             return int(dist.ids[0])
         if self.params.seed is not None:

@@ -87,7 +87,7 @@ class Filters:
 
 
 def probability(dist: Distribution, token: int) -> float:
-    """The probability of `token` under `target_probs`; 0 when a filter removed it."""
+    """The probability of `token` under `dist`; 0 when a filter removed it."""
     at = (dist.ids == token).nonzero()[0]
     return float(dist.probs[at[0]]) if len(at) else 0.0
 

@@ -224,6 +224,9 @@ class EngineThread:
     def _deliver(self, ticket: Ticket, chunk: Chunk) -> None:
         if chunk.error is not None:
             log.error("request %d failed: %s", ticket.id, chunk.error)
+            if chunk.tokens:
+                sound = chunk._replace(finish_reason=None, error=None)
+                ticket.job.receiver.receive(sound)
             self._fail(ticket, chunk.error)
             return
         if chunk.finish_reason:  # before the client knows, who may look at /metrics next

@@ -21,14 +21,13 @@ from gguf_mtp.answers.prepare import (
 )
 from gguf_mtp.errors import RequestError
 from gguf_mtp.grammar.reasoning import GrammarState
-from gguf_mtp.params import RequestOptions, SamplingParams
+from gguf_mtp.params import AS_MANY_AS_FIT, RequestOptions, SamplingParams
 from gguf_mtp.server.sampling_fields import params_of
 from gguf_mtp.server.schemas import ChatRequest, CompletionRequest, Generation, ToolChoice
 from gguf_mtp.server.structured_output import output_format_of
 
 __all__ = ["AnswerPlan", "Served", "check_ids", "plan_chat", "plan_completion"]
 
-AS_MANY_AS_FIT = 1 << 30
 COMPLETION_TOKENS = 16
 """max_tokens of /v1/completions without one, as OpenAI documents it."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -50,7 +51,7 @@ def session() -> Iterator[Session]:
 def with_template(session: Session, template: str, monkeypatch: pytest.MonkeyPatch) -> Session:
     vocab = session.vocab
     made = ChatTemplate(template, vocab.bos, vocab.eos)
-    monkeypatch.setattr(session, "text", dataclasses.replace(session.text, template=made))
+    monkeypatch.setattr(session, "text", dataclasses.replace(session.text, other_template=made))
     return session
 
 
@@ -145,3 +146,59 @@ def test_schema_and_grammar_contradict_each_other(session: Session) -> None:
         session.chat(FRANCE, options=AnswerOptions(json_schema={}, grammar='root ::= "a"'))
     options = AnswerOptions(grammar='root ::= "yes" | "no"')
     assert said(session.chat(FRANCE, GREEDY, options=options))[0] in ("yes", "no")
+
+
+@pytest.mark.parametrize(
+    ("messages", "says"),
+    [
+        ([{"content": "x"}], r"messages\[0\] has no role"),
+        ([{"role": "user", "content": 5}], "neither text nor a list"),
+        (
+            [{"role": "assistant", "tool_calls": [{"name": "f"}]}],
+            r"messages\[0\].tool_calls has no function with a name",
+        ),
+    ],
+)
+def test_messages_that_are_none_are_a_sentence(
+    session: Session, messages: list[dict[str, object]], says: str
+) -> None:
+    with pytest.raises(RequestError, match=says):
+        session.chat(messages)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"stop": "hic"}, "stop is 'hic', but must be a list"),
+        ({"draft": "ngram"}, "draft is 'ngram', but must be a list"),
+        ({"tool_choice": "none", "tool_name": "f"}, "tool_choice is 'none', but tool_name is 'f'"),
+    ],
+)
+def test_options_that_make_no_sense_are_a_sentence(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(RequestError, match=says):
+        AnswerOptions(**options)
+
+
+def test_tools_without_names_are_a_sentence(session: Session) -> None:
+    with pytest.raises(RequestError, match=r"tools\[0\] has no function with a name"):
+        session.chat(FRANCE, tools=[{"name": "f"}])
+
+
+def test_a_last_piece_comes_though_another_answer_has_read_on(session: Session) -> None:
+    held = session.chat(FRANCE, GREEDY, stop=["France"])
+    next(held)
+    assert said(session.chat(ITALY, GREEDY))[0] == ROME
+    whole = list(held)
+    assert whole[-1].finish_reason == "stop"
+    assert whole[-1].stats is not None
+
+
+def test_a_closed_model_answers_in_a_sentence() -> None:
+    model = gguf_mtp.load(demo_model(), LoadOptions(n_ctx=256, n_threads=1))
+    pieces = model.chat(FRANCE, GREEDY)
+    next(pieces)
+    model.close()
+    for work in (lambda: next(pieces), lambda: model.chat(ITALY), lambda: model.complete("x")):
+        with pytest.raises(RequestError, match="the model is closed"):
+            work()
+    model.close()

@@ -86,7 +86,7 @@ def test_wrong_types_and_ranges_name_the_field(server: Server, body: dict, param
         ({"logit_bias": [[1.5, 1]]}, "logit_bias has 1.5 where a token is expected"),
         ({"logit_bias": [[5, "x"]]}, "logit_bias gives token 5 the bias 'x'"),
         ({"logit_bias": {"5": 1e999}}, "a bias that is not finite"),
-        ({"stop_token_ids": [271]}, "stop_token_ids names token 271"),
+        ({"stop_token_ids": [271]}, "token 271 cannot stop an answer"),
         ({"top_logprobs": 3}, "top_logprobs is given, but logprobs is not true"),
         ({"response_format": {"type": "json_schema"}}, "json_schema.schema is missing"),
         (

@@ -136,7 +136,7 @@ def test_a_model_that_opens_its_reasoning_itself_may_or_may_not() -> None:
     assert R1.endswith("<think>\n{% endif %}")
     template = R1.replace("<think>\n{% endif %}", "{% endif %}")
     served = SERVED["r1"]
-    model = dataclasses.replace(served.model, template=ChatTemplate(template, BOS, EOS))
+    model = dataclasses.replace(served.model, other_template=ChatTemplate(template, BOS, EOS))
     SERVED["opens"] = dataclasses.replace(served, model=model)
     plan = plan_of("opens", response_format={"type": "json_object"})
     assert plan.parsing.thinks is False

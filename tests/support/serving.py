@@ -27,7 +27,6 @@ from gguf_mtp.server.app import ServerOptions, create_app
 from gguf_mtp.server.engine_thread import EngineThread
 from gguf_mtp.server.plan import Served
 from gguf_mtp.session import Session
-from tests.support.chat_formats import BOS, EOS
 from tests.support.scripted import N_VOCAB, ByteVocab, ScriptedEngine
 from tests.support.waiting import PATIENCE_S
 
@@ -85,7 +84,6 @@ def served_of(engine: ScriptedEngine, template: str | None = None) -> Served:
         vocab=ByteVocab(template),
         n_vocab=N_VOCAB,
         limits=engine.limits,
-        template=ChatTemplate(template, BOS, EOS),
         grammars=Grammars(ByteVocab(template), N_VOCAB, engine.limits.end_tokens),
     )
     return Served("scripted", model, SamplingParams(), created=1_700_000_000)
@@ -97,7 +95,7 @@ def served_by(session: Session, template: str, limits: EngineLimits | None = Non
     model = dataclasses.replace(
         session.text,
         limits=limits or session.engine.limits,
-        template=ChatTemplate(template, vocab.bos, vocab.eos),
+        other_template=ChatTemplate(template, vocab.bos, vocab.eos),
     )
     return Served("demo", model, SamplingParams(), created=0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import pytest
 
 from gguf_mtp.cli.chat import Conversation, View
+from gguf_mtp.cli.dimmed import write_dimmed
 from gguf_mtp.depth import FixedDepth
 from gguf_mtp.errors import ContextFull
 from gguf_mtp.params import SamplingParams
@@ -192,3 +194,27 @@ def test_reasoning_is_shown_apart_hidden_on_request_and_not_sent_back() -> None:
     view = View(shows_reasoning=False)
     Conversation(Thinking(["x"]), hidden, SamplingParams(), 9, view).run()  # type: ignore[arg-type]
     assert (hidden.thoughts, hidden.said) == ("", "x\n")
+
+
+def test_reasoning_that_never_ended_leaves_no_mark_on_the_next_answer() -> None:
+    class Silent(Thinking):
+        def _pieces(self, reply: list[str]) -> Iterator[Piece]:
+            for text in reply:
+                yield Piece(reasoning=text) if text.startswith("(") else Piece(text)
+
+    paper = talk(Silent(["(hm"], ["hi"]), "one", "two")
+    assert (paper.thoughts, paper.said) == ("(hm", "\nhi\n")
+
+
+def test_dimmed_text_is_written_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Tty(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    screen, pipe = Tty(), io.StringIO()
+    for file in (screen, pipe):
+        write_dimmed(":fire:\t[b]z", file)
+    assert screen.getvalue() == "\x1b[2m:fire:\t[b]z\x1b[22m"
+    assert pipe.getvalue() == ":fire:\t[b]z"

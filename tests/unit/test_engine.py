@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -428,7 +429,7 @@ def test_logits_that_are_no_numbers_end_one_request_in_a_sentence(
     assert last.error.position == 9
     assert f"computed {bad} as a logit of the token at position 9" in str(last.error)
     written = [t for c in chunks[broken] for t in c.tokens]
-    assert written == alone([3, 1, 4])[: len(written)]
+    assert written == alone([3, 1, 4])[:6]  # all that was sound, however far was drafted
     assert [t for c in chunks[whole] for t in c.tokens] == alone([2, 7])
     is_broken = False
     [answer], [end] = collect(engine, [[3, 1, 4]], 20, GREEDY)
@@ -456,3 +457,67 @@ def test_a_drafter_whose_logits_are_no_numbers_drafts_nothing() -> None:
     run.take(np.full(N_VOCAB, np.nan, np.float32))
     assert run.draft("mtp").tokens == []
     assert not run.wants_more
+
+
+@pytest.mark.parametrize("depth", range(5))
+def test_what_comes_before_bad_logits_does_not_depend_on_the_depth(depth: int) -> None:
+    def law(tokens: Sequence[int]) -> np.ndarray:
+        return np.full(N_VOCAB, np.nan, np.float32) if len(tokens) == 20 else logits_after(tokens)
+
+    engine = engine_of(FakeTarget(law=law), depth)
+    tokens: list[int] = []
+
+    def read() -> None:
+        for chunk in engine.generate([[3, 1, 4]], GREEDY, 40):
+            tokens.extend(chunk.tokens)
+
+    with pytest.raises(BadLogits, match="position 20"):
+        read()
+    assert tokens == greedy([3, 1, 4], 17)
+
+
+def test_a_stream_that_another_one_has_ended_still_gives_its_last_chunk() -> None:
+    engine = engine_of(FakeTarget(2), 1, dataclasses.replace(NO_END, n_seq=2))
+    first = engine.open([[3, 1, 4]], GREEDY, 9)
+    next(first)
+    collect(engine, [[2, 7]], 40)
+    [last] = first.cancel()
+    assert last.finish_reason == "length"
+    assert last.stats is not None
+    assert list(first) == []
+
+
+def test_a_stream_that_is_dropped_ends_before_the_next_round() -> None:
+    engine = engine_of(FakeTarget(), 1)
+    stream = engine.open([[3, 1, 4]], GREEDY, 30)
+    next(stream)
+    thread = threading.Thread(target=lambda held: held.clear(), args=([stream],))
+    thread.start()
+    thread.join()
+    del stream
+    assert not engine.is_idle  # another thread touches no slot
+    [answer], _ = collect(engine, [[2, 7]], 9)
+    assert answer == greedy([2, 7], 9)
+    assert engine.is_idle
+
+
+def test_prompts_are_taken_all_or_none() -> None:
+    engine = engine_of(FakeTarget(), 1)
+    with pytest.raises(RequestError, match="the prompt is empty"):
+        engine.open([[1, 2], []], GREEDY, 9)
+    assert engine.is_idle
+
+
+def test_a_closed_engine_touches_its_decoders_no_more() -> None:
+    target = FakeTarget()
+    engine = engine_of(target, 1)
+    stream = engine.open([[3, 1, 4]], GREEDY, 30)
+    next(stream)
+    n_batches, cache = len(target.batches), [list(c) for c in target.cache]
+    engine.close()
+    with pytest.raises(RequestError, match="the model is closed"):
+        next(stream)
+    with pytest.raises(RequestError, match="the model is closed"):
+        engine.submit([1], GREEDY, 1)
+    stream.close()
+    assert (len(target.batches), target.cache) == (n_batches, cache)

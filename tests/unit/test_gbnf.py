@@ -10,9 +10,9 @@ from collections.abc import Callable
 import pytest
 
 from gguf_mtp.errors import RequestError
-from gguf_mtp.grammar.gbnf.lark import MAX_RULES, to_lark
+from gguf_mtp.grammar.gbnf.lark import to_lark
 from gguf_mtp.grammar.gbnf.nodes import Alternatives, Chars, Many, Node, Ref, Seq, Text
-from gguf_mtp.grammar.gbnf.parser import Parser
+from gguf_mtp.grammar.gbnf.parser import MAX_RULES, Parser
 from tests.support.words import CALL, END, SEP, STOP, grammars, may_follow
 
 GRAMMARS = grammars()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -256,3 +257,28 @@ def test_what_is_no_grammar_is_refused_in_one_line(lark: str, words: str) -> Non
     assert str(caught.value).startswith(words)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("n", [1900, 3000])
+def test_chains_that_would_overflow_the_stack_are_refused(n: int) -> None:
+    """3,000 rules or references in a chain ended the process."""
+    rules = "\n".join(f'r{i}: "a" r{i + 1}' for i in range(n))
+    lark = f'start: r0\n{rules}\nr{n}: "b"'
+    schema: dict[str, Any] = {
+        f"d{i}": {"properties": {"a": {"$ref": f"#/$defs/d{i + 1}"}}} for i in range(n)
+    }
+    schema = {"$ref": "#/$defs/d0", "$defs": schema | {f"d{n}": {"type": "null"}}}
+    for compile_ in (lambda: GRAMMARS.compile(lark), lambda: compile_schema(GRAMMARS, schema)):
+        if n < 2000:
+            compile_()
+        else:
+            with pytest.raises(RequestError, match="but at most 2000 are allowed"):
+                compile_()
+
+
+def test_a_grammar_is_compiled_once() -> None:
+    first = GRAMMARS.compile('start: "once"')
+    assert GRAMMARS.compile('start: "once"') is first
+    for i in range(40):
+        GRAMMARS.compile(f'start: "{i}"')
+    assert GRAMMARS.compile('start: "once"') is not first

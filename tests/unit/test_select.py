@@ -100,7 +100,7 @@ def test_what_is_named_and_cannot_be_is_an_error(tmp_path: Path) -> None:
     model = trunk(tmp_path / "a.gguf")
     with pytest.raises(UnsupportedModel, match=r"a.gguf cannot draft: the file has no MTP block"):
         lined_up(model, "ngram,mtp")
-    with pytest.raises(UnsupportedModel, match=r"there is no draft model: name one with --draft"):
+    with pytest.raises(RequestError, match=r"there is no draft model: name one with --draft-model"):
         lined_up(model, "model")
     draft = other_model(tmp_path / "b.gguf")
     with pytest.raises(RequestError, match=r"draft is 'ngram', which does not use .*b.gguf"):

@@ -22,16 +22,13 @@ from gguf_mtp.grammar.gbnf.nodes import (
     Text,
     Token,
 )
-from gguf_mtp.grammar.gbnf.parser import Parser
+from gguf_mtp.grammar.gbnf.parser import MAX_RULES, Parser
 from gguf_mtp.grammar.gbnf.terminals import parts, with_terminals
 
 __all__ = ["lark_of", "to_lark"]
 
 MAX_DEPTH = 6
 """Of brackets inside of brackets."""
-MAX_RULES = 1000
-"""Rules that `root` leads to. llguidance follows them one inside of the other on the stack: between
-2,000 and 4,000 in a chain end the process where a thread has 8 MiB."""
 LARK = "%llguidance"
 """What a grammar in Lark begins with, as in llama.cpp; others are GBNF."""
 

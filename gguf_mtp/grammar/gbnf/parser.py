@@ -27,6 +27,8 @@ MAX_NESTED = 100
 """Groups inside of groups."""
 MAX_DEPTH = 250
 """Groups, alternatives and repetitions inside of each other: what reads a rule recurses so far."""
+MAX_RULES = 1000
+"""Rules that `root` leads to; see `matching.MAX_RULES`."""
 MAX_STACKED = 10
 """Repetitions of one item, as in `a*?`."""
 MAX_REPEATS = 2000
