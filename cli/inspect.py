@@ -30,6 +30,7 @@ def inspect(
 ) -> None:
     """Show what a model file contains, and whether its MTP block can draft."""
     from ..gguf import side_file
+    from ..gguf.missing_keys import missing_keys
     from ..gguf.model_facts import is_side_file, read_any, summary
 
     if model is None:
@@ -39,6 +40,7 @@ def inspect(
     facts = read_any(model)
     found = summary(facts)
     if not is_side_file(facts):
+        found["missing_keys"] = list(missing_keys(facts))
         side = None if facts.can_draft else side_file.find(facts)[0]
         if side is not None:
             found |= {
@@ -78,6 +80,11 @@ def _show(found: Mapping[str, Any]) -> None:
     )
     drafts = "drafts" if found["can_draft"] else "does not draft"
     console.print(f"{drafts}: {found['reason']}", markup=False)
+    if missing := found.get("missing_keys"):
+        console.print(
+            f"lacks {', '.join(missing)}: llama.cpp uses defaults, so the text may differ",
+            markup=False,
+        )
     if "placement" in found:
         console.print(f"placement: {found['placement']}", markup=False)
     console.print()

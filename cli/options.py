@@ -241,7 +241,7 @@ class SamplingArgs:
             "presence_penalty": self.presence_penalty,
             "frequency_penalty": self.frequency_penalty,
             "logit_bias": tuple(map(bias_of, self.logit_bias)) if self.logit_bias else None,
-            "samplers": None if self.samplers is None else sampler_order(self.samplers.split(";")),
+            "samplers": None if self.samplers is None else sampler_order(self.samplers),
             "seed": None if self.seed == -1 else self.seed,
         }
         return {name: value for name, value in given.items() if value is not None}

@@ -10,7 +10,11 @@ from ..errors import ConversionError
 from .checkpoint import SourceTensor
 from .tensors import Fate, Weight
 
-__all__ = ["Ledger"]
+__all__ = ["SCALES", "Ledger"]
+
+SCALES = ("F32", "F8_E8M0", "U8")
+"""Types of FP8's block scales: numbers, or powers of two as their exponents (E8M0, which some
+releases store as U8)."""
 
 
 class Ledger:
@@ -75,8 +79,10 @@ class Ledger:
             raise ConversionError(f"{tensor.name} is {tensor.dtype}, which cannot be converted")
         if scale is None:
             raise ConversionError(f"{tensor.name} is FP8, but {tensor.name}_scale_inv is missing")
-        if scale.dtype != "F32":
-            raise ConversionError(f"{scale.name} is {scale.dtype}, but must be F32")
+        if scale.dtype not in SCALES:
+            raise ConversionError(
+                f"{scale.name} is {scale.dtype}, but must be one of {', '.join(SCALES)}"
+            )
         if self._block is None:
             raise ConversionError(f"{tensor.name} is FP8, but config.json has no weight_block_size")
         rows, cols = self._block

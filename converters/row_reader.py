@@ -7,6 +7,7 @@ caller's: rows land in an array it hands in.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import cast
 
 import numpy as np
@@ -33,6 +34,15 @@ def e4m3_table() -> Floats:
     value = np.where(exponent == 0, mantissa * 2.0**-9, (8 + mantissa) * 2.0 ** (exponent - 10.0))
     value[code & 127 == 127] = np.nan
     return np.where(code & 128, -value, value).astype(np.float32)
+
+
+@cache
+def e8m0_table() -> Floats:
+    """Of each code its power of two, 2^(code - 127); 255 is NaN (OCP MX 1.0, section 5.4.1)."""
+    exponents = np.arange(256) - 127
+    table: Floats = np.ldexp(np.float64(1), exponents).astype(np.float32)
+    table[255] = np.nan
+    return table
 
 
 class Dequantiser:
@@ -99,9 +109,10 @@ class RowReader:
         """Whether no weight can become infinite by its scale."""
         n_rows, n_cols = block
         first, last = row // n_rows, (row + len(out) - 1) // n_rows
-        scales = np.empty((last - first + 1, scale.n_cols), np.float32)
-        offset = first * scales.shape[1] * scales.itemsize
-        self._checkpoint.read_into(scale, offset, scales.view(np.uint8).ravel().data)
+        item = ITEM_SIZE[scale.dtype]
+        raw = np.empty((last - first + 1, scale.n_cols * item), np.uint8)
+        self._checkpoint.read_into(scale, first * raw.shape[1], raw.ravel().data)
+        scales = raw.view(np.float32) if item == 4 else e8m0_table()[raw]
         for band, values in enumerate(scales, first):
             begin, end = max(band * n_rows - row, 0), (band + 1) * n_rows - row
             out[begin:end] *= np.repeat(values, n_cols)[: out.shape[1]]

@@ -18,7 +18,7 @@ Value = bool | int | float | str | list[str] | list[int]
 
 
 class Weight(NamedTuple):
-    """A source tensor, and for FP8 its inverse scales: one per `block` (rows, columns), F32."""
+    """A source tensor, and for FP8 its inverse scales: one per `block` (rows, columns)."""
 
     tensor: SourceTensor
     scale: SourceTensor | None = None

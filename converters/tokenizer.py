@@ -52,7 +52,7 @@ def vocabulary(checkpoint: Checkpoint, n_vocab: int) -> dict[str, Value]:
         id_ = _special(checkpoint, config, field, ids)
         if id_ is not None:
             kv[f"tokenizer.ggml.{key}_token_id"] = id_
-    kv |= _more_ends(checkpoint, n_vocab)
+    kv |= _more_ends(checkpoint, n_vocab, kv.get("tokenizer.ggml.eos_token_id"))
     adds_bos = read.adds_bos and "tokenizer.ggml.bos_token_id" in kv
     kv["tokenizer.ggml.add_bos_token"] = bool(config.get("add_bos_token", adds_bos))
     kv["tokenizer.ggml.add_eos_token"] = bool(config.get("add_eos_token", False))
@@ -102,14 +102,24 @@ def _merges(tokenizer: dict[str, Any]) -> list[str]:
     return [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
 
 
-def _more_ends(checkpoint: Checkpoint, n_vocab: int) -> dict[str, Value]:
-    """config.json may list several tokens that end an answer; the run time has two more keys."""
-    ids = checkpoint.config.get("eos_token_id")
-    ends = ids[1:] if isinstance(ids, list) else []
-    if len(ends) > 2 or not all(isinstance(id_, int) and 0 <= id_ < n_vocab for id_ in ends):
-        raise ConversionError(
-            f"config.json: eos_token_id is {ids!r}, but must be up to 3 ids below {n_vocab}"
-        )
+def _more_ends(checkpoint: Checkpoint, n_vocab: int, eos: Value | None) -> dict[str, Value]:
+    """config.json and generation_config.json may list several tokens that end an answer, in any
+    order; llama.cpp has two more keys. `eos` is the tokenizer's own."""
+    ends: list[int] = []
+    for file in ("config.json", "generation_config.json"):
+        ids = (checkpoint.json(file) or {}).get("eos_token_id")
+        for id_ in ids if isinstance(ids, list) else [] if ids is None else [ids]:
+            if type(id_) is not int or not 0 <= id_ < n_vocab:
+                raise ConversionError(
+                    f"{file}: eos_token_id is {ids!r:.60}, but must be ids below {n_vocab}"
+                )
+            if id_ != eos and id_ not in ends:
+                ends.append(id_)
+        if len(ends) > 2:
+            raise ConversionError(
+                f"{file}: eos_token_id is {ids!r:.60}, but a GGUF file holds at most 3 tokens that "
+                "end an answer"
+            )
     keys = ("tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
     return dict(zip(keys, ends, strict=False))
 

@@ -27,8 +27,17 @@ NEVER_ON = frozenset({"dry", "top_n_sigma", "xtc"})
 """Also in llama.cpp's order, but off until a value is given that no request can give here."""
 
 
-def sampler_order(names: Sequence[str]) -> tuple[str, ...]:
+_LETTERS = {
+    "e": "penalties", "d": "dry", "s": "top_n_sigma", "k": "top_k", "y": "typ_p", "p": "top_p",
+    "m": "min_p", "x": "xtc", "t": "temperature",
+}  # fmt: skip
+"""llama.cpp's (`common_sampler_type_to_chr`)."""
+
+
+def sampler_order(names: str | Sequence[str]) -> tuple[str, ...]:
     """`names` as llama.cpp understands them (`top-k`, `topk`, `temp`, ...), in `SAMPLERS`' words.
+
+    A text is read as names between semicolons, or as llama.cpp's letters, such as "kpmt".
 
     Those of `NEVER_ON` are left out. Raises `RequestError` for a name that is not known, and for
     one that comes twice.
@@ -36,6 +45,9 @@ def sampler_order(names: Sequence[str]) -> tuple[str, ...]:
     known = {s: s for s in (*SAMPLERS, *NEVER_ON)}
     known |= {s.replace("_", "-"): s for s in known} | {s.replace("_", ""): s for s in known}
     known |= {"nucleus": "top_p", "temp": "temperature", "typ": "typ_p"}
+    if isinstance(names, str):
+        is_letters = names.lower() not in known and set(names.lower()) <= set(_LETTERS)
+        known, names = (_LETTERS, list(names)) if is_letters else (known, names.split(";"))
     order: list[str] = []
     for name in names:
         sampler = known.get(name.lower())
@@ -62,11 +74,12 @@ def bias_of(text: str) -> tuple[int, float]:
 class SamplingParams:
     """How tokens are drawn from the target's logits. Defaults are llama.cpp's.
 
-    `temperature` 0 is greedy; `top_k` 0, `top_p` 1, `min_p` 0 and `typical_p` 1 switch a filter
-    off. A `seed` makes the text the same on every run; None draws one. The penalties count the last
-    `repeat_last_n` tokens, the prompt's among them (0: off, -1: all). `logit_bias` holds ids and
-    what is added to their logits; -inf bans a token. `samplers` names what is applied, in order
-    (`sampler_order` reads other spellings). Raises `RequestError` when a value is out of range.
+    `temperature` 0 is greedy; `top_k` 0 or -1, `top_p` 1, `min_p` 0 and `typical_p` 1 switch a
+    filter off. A `seed` makes the text the same on every run; None draws one. The penalties count
+    the last `repeat_last_n` tokens, the prompt's among them (0: off, -1: all). `logit_bias` holds
+    ids and what is added to their logits; -inf bans a token. `samplers` names what is applied, in
+    order (`sampler_order` reads other spellings). Raises `RequestError` when a value is out of
+    range.
     """
 
     temperature: float = 0.8
@@ -89,7 +102,7 @@ class SamplingParams:
 
         ok = self.temperature == 0 or 1 / LARGEST <= self.temperature <= LARGEST
         check(ok, "temperature", f"0 or from {1 / LARGEST:g} to {LARGEST:g}")
-        check(self.top_k >= 0, "top_k", "0 (off) or more")
+        check(self.top_k >= -1, "top_k", "0 or -1 (off), or more")
         check(0 < self.top_p <= 1, "top_p", "above 0 and at most 1 (off)")
         check(0 <= self.min_p <= 1, "min_p", "from 0 (off) to 1")
         check(self.seed is None or self.seed >= 0, "seed", "0 or more")

@@ -69,9 +69,10 @@ class AnswerOptions:
 
     It ends before a string of `stop` or a token of `stop_tokens`, and not before `min_tokens` have
     come. `tools` are functions as in an OpenAI request; `tool_choice` says whether the answer may,
-    must or must not call one, and `tool_name` which. `variables` go to the chat template, such as
-    `{"thinking": True}`. One of `json_schema`, `grammar` (GBNF, or Lark after a line
-    `%llguidance {}`) and `format` binds the text behind the reasoning.
+    must or must not call one, and `tool_name` which. With `continue_final_message` it goes on with
+    the last message, which is the assistant's, instead of answering it. `variables` go to the chat
+    template, such as `{"thinking": True}`. One of `json_schema`, `grammar` (GBNF, or Lark after a
+    line `%llguidance {}`) and `format` binds the text behind the reasoning.
 
     `n_logprobs` asks for every token's log-probability and for as many of the likeliest tokens
     beside it; `token_sources` for where each token came from. `draft` and `draft_max` as in
@@ -85,6 +86,7 @@ class AnswerOptions:
     tool_choice: Literal["auto", "none", "required"] = "auto"
     tool_name: str | None = None
     parallel_tool_calls: bool = True
+    continue_final_message: bool = False
     variables: Mapping[str, Any] = field(default_factory=dict)
     json_schema: Any = None
     grammar: str | None = None
@@ -98,6 +100,8 @@ class AnswerOptions:
         for name in ("stop", "draft", "tools"):
             if isinstance(getattr(self, name), str):
                 raise RequestError(f"{name} is {getattr(self, name)!r}, but must be a list")
+        if self.continue_final_message and (self.tool_choice == "required" or self.tool_name):
+            raise RequestError("continue_final_message and a required tool call contradict")
         if self.tool_choice == "none" and self.tool_name is not None:
             raise RequestError(f"tool_choice is 'none', but tool_name is {self.tool_name!r}")
 
@@ -136,6 +140,7 @@ def prepare_chat(
             tools=tools,
             must_call=must_call,
             call_name=options.tool_name,
+            continues=options.continue_final_message,
             variables=options.variables,
         )
     )
@@ -275,6 +280,8 @@ def _prepared(
 def _message(index: int, message: Message) -> dict[str, Any]:
     """The message for a template; content is text, None only beside tool calls."""
     out = {key: message[key] for key in _FOR_TEMPLATES if message.get(key) is not None}
+    if message.get("reasoning") is not None:  # vLLM's new name
+        out.setdefault("reasoning_content", message["reasoning"])
     content, calls = message.get("content"), message.get("tool_calls")
     if not isinstance(message.get("role"), str):
         raise RequestError(f"messages[{index}] has no role")

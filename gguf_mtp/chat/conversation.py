@@ -29,13 +29,15 @@ class Turns:
 
     `messages` have string content (None beside tool calls) and tool calls whose arguments are text.
     `tools` are functions as in an OpenAI request. `must_call`: the answer begins with a call, of
-    the tool `call_name` if given. `variables` go to the template.
+    the tool `call_name` if given. `continues`: the answer goes on with the last message, which is
+    the assistant's. `variables` go to the template.
     """
 
     messages: Sequence[Message]
     tools: Sequence[Message] = ()
     must_call: bool = False
     call_name: str | None = None
+    continues: bool = False
     variables: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -62,7 +64,9 @@ class ChatTemplate:
         self._empty, self._takes_objects, self._shows_calls = self._find_calls()
         after_call = [_ask(), self._arguments(_call(self._empty)), _result()]
         self._shows_results = any(
-            "needle_result" in self._try(messages) for messages in (after_call, [_ask(), _result()])
+            "needle_result" in self._try(messages, tools)
+            for messages in (after_call, [_ask(), _result()])
+            for tools in (None, [_tool("needle_call")])
         )
         beside = self._try([_ask(), self._arguments(_call("needle_text"))])
         self._keeps_text = "needle_text" in beside and "needle_call" in beside
@@ -74,10 +78,20 @@ class ChatTemplate:
         """
         messages = [piece for message in turns.messages for piece in self._fit(message)]
         tools = list(turns.tools)
-        if tools and not self._shows_tools:
-            messages = _instruct(messages, self._format().instructions(tools))
-        options = chat.TemplateOptions(tools=tools or None, extra=turns.variables)
+        if tools:
+            format_ = self._format()  # calls that could not be read would come as text
+            if not self._shows_tools:
+                messages = _instruct(messages, format_.instructions(tools))
+        if turns.continues:
+            messages = _marked(messages)
+        options = chat.TemplateOptions(
+            add_generation_prompt=not turns.continues,
+            tools=tools or None,
+            extra=turns.variables,
+        )
         text, has_bos = chat.render(self._source, messages, self._bos, self._eos, options)
+        if turns.continues:
+            text = _before_mark(text)
         thinks = self.can_think and reasoning.is_open(text)
         if not turns.must_call:
             return ChatPrompt(text, has_bos, "", thinks)
@@ -89,11 +103,12 @@ class ChatTemplate:
         """What stands for no content beside calls, whether arguments are objects, and whether calls
         are shown at all."""
         written = '{"needle_a": 1}'
-        for empty in (None, ""):
-            if written in self._try([_ask(), _call(empty, written)]):
-                return empty, False, True
-            if "needle_a" in self._try([_ask(), _call(empty, json.loads(written))]):
-                return empty, True, True
+        for tools in (None, [_tool("needle_call")]):  # some templates fail without tools
+            for empty in ("", None):  # many templates print None as a word
+                if written in self._try([_ask(), _call(empty, written)], tools):
+                    return empty, False, True
+                if "needle_a" in self._try([_ask(), _call(empty, json.loads(written))], tools):
+                    return empty, True, True
         return None, False, False
 
     def _fit(self, message: Message) -> list[Message]:
@@ -160,6 +175,29 @@ def _instruct(messages: Sequence[Message], text: str) -> list[Message]:
     return [{"role": "system", "content": text}, *messages]
 
 
+_ID = "needle000"
+"""Of a call; Mistral's templates refuse any but nine letters and digits."""
+_MARK = "needle-of-the-end-6f1c"
+
+
+def _marked(messages: Sequence[Message]) -> list[Message]:
+    """The messages with a mark at the end of the last one, which is the assistant's text."""
+    last = messages[-1] if messages else {}
+    if last.get("role") != "assistant" or not last.get("content") or last.get("tool_calls"):
+        raise RequestError(
+            "continue_final_message needs a last message of the assistant with a text"
+        )
+    return [*messages[:-1], dict(last) | {"content": f"{last['content']}{_MARK}"}]
+
+
+def _before_mark(text: str) -> str:
+    """The prompt up to the mark: what would close the message is left out."""
+    before, mark, _ = text.rpartition(_MARK)
+    if not mark:
+        raise RequestError("the model's chat template does not show the message to continue")
+    return before
+
+
 def _ask() -> Message:
     return {"role": "user", "content": "needle_question"}
 
@@ -171,9 +209,9 @@ def _tool(name: str) -> Message:
 
 def _call(content: str | None, arguments: str | Mapping[str, int] = "{}") -> Message:
     function = {"name": "needle_call", "arguments": arguments}
-    call = {"id": "call_0", "type": "function", "function": function}
+    call = {"id": _ID, "type": "function", "function": function}
     return {"role": "assistant", "content": content, "tool_calls": [call]}
 
 
 def _result() -> Message:
-    return {"role": "tool", "tool_call_id": "call_0", "content": "needle_result"}
+    return {"role": "tool", "tool_call_id": _ID, "content": "needle_result"}

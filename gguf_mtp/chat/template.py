@@ -1,15 +1,17 @@
 """Chat messages to a prompt, by the model's own template.
 
 Templates come with model files from strangers, so they run in a sandbox: no attribute with an
-underscore, no change of what they are given. The environment is the one that templates are
-written for, transformers' (`utils/chat_template_utils.py`): trimmed blocks, `break` and
-`continue`, `tojson` without HTML escapes, `raise_exception`, `strftime_now`, `generation` blocks.
+underscore. They may change lists of their own, as Kimi-K2's does, and get copies of what is ours.
+The environment is the one that templates are written for, transformers'
+(`utils/chat_template_utils.py`): trimmed blocks, `break` and `continue`, `tojson` without HTML
+escapes, `raise_exception`, `strftime_now`, `generation` blocks.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
@@ -20,7 +22,7 @@ from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import SandboxedEnvironment
 
 from gguf_mtp.errors import RequestError
 
@@ -62,15 +64,14 @@ def render(
     if not template:
         raise RequestError("the model has no chat template; use `gguf-mtp run --raw` with a prompt")
     options = options or TemplateOptions()
-    variables = dict(options.extra) | {
-        "messages": [dict(message) for message in messages],
-        "tools": None if options.tools is None else list(options.tools),
-        "bos_token": bos,
-        "eos_token": eos,
-        "add_generation_prompt": options.add_generation_prompt,
-    }
+    given = dict(options.extra) | {"messages": list(messages), "tools": options.tools}
     try:
-        text = _compiled(template).render(variables)
+        text = _compiled(template).render(
+            deepcopy(given),
+            bos_token=bos,
+            eos_token=eos,
+            add_generation_prompt=options.add_generation_prompt,
+        )
     except _Refused as error:
         raise RequestError(f"the model's chat template refused the messages: {error}") from None
     except SecurityError as error:
@@ -97,7 +98,7 @@ def _compiled(template: str) -> jinja2.Template:
 
 
 def _environment() -> jinja2.Environment:
-    env = ImmutableSandboxedEnvironment(
+    env = SandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
     env.filters["tojson"] = _to_json
@@ -128,7 +129,15 @@ def _to_json(
         indent=indent,
         separators=separators,
         sort_keys=sort_keys,
+        default=_listed,
     )
+
+
+def _listed(value: Any) -> list[Any]:
+    """What filters such as `map` and `select` give is JSON's list."""
+    if isinstance(value, Iterator):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} is not JSON")
 
 
 class _Generation(Extension):

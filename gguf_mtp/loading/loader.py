@@ -20,7 +20,7 @@ from gguf_mtp.drafters.registry import parse_drafters
 from gguf_mtp.engine.config import MAX_THREADS, EngineLimits
 from gguf_mtp.engine.engine import Engine
 from gguf_mtp.errors import RequestError
-from gguf_mtp.gguf import model_facts
+from gguf_mtp.gguf import missing_keys, model_facts
 from gguf_mtp.gguf.bytes_per_token import kv_per_cell, weights_per_token
 from gguf_mtp.loading import depth_cache
 from gguf_mtp.loading.build import BuildSpec, build
@@ -97,6 +97,8 @@ def load(path: str | Path, options: LoadOptions | None = None) -> Session:
     """
     options = options or LoadOptions()
     facts = model_facts.read(path)
+    if remark := missing_keys.warning(facts):
+        log.warning("%s", remark)
     selection = _select(facts, options)
     n_ctx = options.n_ctx or min(facts.context_length, N_CTX)
     subject = _subject(facts, selection, options, n_ctx)

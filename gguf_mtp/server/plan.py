@@ -69,6 +69,12 @@ def plan_chat(served: Served, request: ChatRequest) -> AnswerPlan:
     """Raises `RequestError`."""
     request.refuse_what_is_not_built()
     messages = [message.model_dump(exclude_none=True) for message in request.messages]
+    if request.continue_final_message and request.add_generation_prompt:
+        raise RequestError("continue_final_message and add_generation_prompt contradict each other")
+    if request.add_generation_prompt is False and not request.continue_final_message:
+        raise RequestError(
+            "add_generation_prompt can only be false with continue_final_message: true"
+        )
     max_tokens = request.max_completion_tokens
     if max_tokens is None:
         max_tokens = request.max_tokens
@@ -110,6 +116,7 @@ def _tool_options(request: ChatRequest) -> dict[str, Any]:
         "tool_choice": choice if isinstance(choice, str) else "auto",
         "tool_name": choice.function.name if isinstance(choice, ToolChoice) else None,
         "parallel_tool_calls": request.parallel_tool_calls is not False,
+        "continue_final_message": bool(request.continue_final_message),
         "variables": request.chat_template_kwargs or {},
     }
 

@@ -117,7 +117,7 @@ class Generation(Body):
     repeat_penalty: float | None = None
     repetition_penalty: float | None = None
     repeat_last_n: int | None = None
-    samplers: Annotated[list[str], Field(max_length=MAX_SAMPLERS)] | None = None
+    samplers: str | Annotated[list[str], Field(max_length=MAX_SAMPLERS)] | None = None
     logit_bias: dict[str, Bias] | list[BiasPair] | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
@@ -207,6 +207,7 @@ class Message(Body):
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
 
 
 class ChosenFunction(Body):
@@ -227,6 +228,8 @@ class ChatRequest(Generation):
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 

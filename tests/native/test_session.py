@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -141,6 +142,14 @@ def test_a_raw_prompt_with_a_bos_has_one(session: Session) -> None:
     assert counts[0] == counts[1]
 
 
+def test_an_answer_that_is_begun_is_continued(session: Session) -> None:
+    """The same tokens as the model's own answer after the same beginning."""
+    begun = {"role": "assistant", "content": "The capital of"}
+    options = AnswerOptions(continue_final_message=True)
+    text, _ = said(session.chat([*FRANCE, begun], GREEDY, options=options))
+    assert text == " France is Paris."
+
+
 def test_schema_and_grammar_contradict_each_other(session: Session) -> None:
     with pytest.raises(RequestError, match="json_schema and grammar cannot be combined"):
         session.chat(FRANCE, options=AnswerOptions(json_schema={}, grammar='root ::= "a"'))
@@ -191,6 +200,25 @@ def test_a_last_piece_comes_though_another_answer_has_read_on(session: Session) 
     whole = list(held)
     assert whole[-1].finish_reason == "stop"
     assert whole[-1].stats is not None
+
+
+def test_a_file_that_lacks_a_key_is_told_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without its pre-tokenizer the same prompt has other tokens."""
+    options = LoadOptions(n_ctx=256, n_threads=1, draft="off")
+    with gguf_mtp.load(demo_model(), options):
+        assert not caplog.records
+    raw = demo_model().read_bytes()
+    without = tmp_path / "without.gguf"
+    without.write_bytes(raw.replace(b"tokenizer.ggml.pre", b"tokenizer.ggml.not"))
+    with gguf_mtp.load(without, options) as session:
+        assert said(session.chat(FRANCE, GREEDY))[0]
+    [record] = caplog.records
+    assert record.getMessage() == (
+        f"{without} lacks tokenizer.ggml.pre: llama.cpp uses defaults, so the text may differ from "
+        "the original model's"
+    )
 
 
 def test_a_closed_model_answers_in_a_sentence() -> None:

@@ -207,7 +207,6 @@ def test_a_template_that_raises_is_a_400_with_its_message() -> None:
         "{{ messages.__init__.__globals__ }}",
         "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
         "{{ self._TemplateReference__context.environment }}",
-        "{{ messages.append(1) }}",
         "{% for i in range(10 ** 9) %}{% endfor %}",
         "{% include 'x' %}",
     ],

@@ -28,6 +28,7 @@ TOOLS = [
     for name in ("weather", "time")
 ]
 NAMED = {"type": "function", "function": {"name": "weather"}}
+HELLO = {"role": "user", "content": "Hello"}
 
 
 @contextmanager
@@ -279,3 +280,65 @@ def test_tools_are_refused_where_their_format_is_not_known() -> None:
     assert response.status_code == 400
     assert "this model's tool call format is not supported" in response.text
     assert json.loads(response.text)["error"]["type"] == "invalid_request_error"
+
+
+def test_arguments_sent_back_as_an_object() -> None:
+    """Some clients parse a call's arguments and send the object."""
+    function = {"name": "weather", "arguments": {"city": "Paris"}}
+    call = {"id": "call_1", "type": "function", "function": function}
+    history = [
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "sunny"},
+    ]
+    with over(V3, "Sunny.", "Sunny.") as (server, _, prompts):
+        server.answer(messages=history, tools=TOOLS)
+        call["function"] = function | {"arguments": '{"city": "Paris"}'}
+        server.answer(messages=history, tools=TOOLS)
+    assert prompts[0] == prompts[1]
+    assert '{"city": "Paris"}' in prompts[0]
+
+
+def test_reasoning_under_its_other_name() -> None:
+    template = "{% for m in messages %}<{{ m.reasoning_content }}>{{ m.content }}{% endfor %}"
+    with over(template, "x") as (server, _, prompts):
+        server.answer(messages=[{"role": "assistant", "content": "a", "reasoning": "hm"}, HELLO])
+    assert prompts[0].endswith("<hm>a<>Hello")
+
+
+BEGUN = [HELLO, {"role": "assistant", "content": "It is"}]
+
+
+def test_the_last_message_is_continued() -> None:
+    with over(CHATML, " fine.") as (server, _, prompts):
+        body = {"messages": BEGUN, "continue_final_message": True, "add_generation_prompt": False}
+        message = server.answer(**body)["choices"][0]["message"]
+    assert prompts[0].endswith("<|im_start|>assistant\nIt is")
+    assert message["content"] == " fine."
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"add_generation_prompt": False}, "only be false with continue_final_message"),
+        (
+            {"messages": BEGUN, "continue_final_message": True, "add_generation_prompt": True},
+            "contradict",
+        ),
+        ({"messages": [HELLO], "continue_final_message": True}, "needs a last message"),
+        (
+            {
+                "messages": BEGUN,
+                "continue_final_message": True,
+                "tools": TOOLS,
+                "tool_choice": "required",
+            },
+            "a required tool call contradict",
+        ),
+    ],
+)
+def test_continuations_that_make_no_sense(body: dict, says: str) -> None:
+    with over(V3, "x") as (server, _, _):
+        response = server.chat(**body)
+    assert response.status_code == 400
+    assert says in response.json()["error"]["message"]

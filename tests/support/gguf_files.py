@@ -63,6 +63,7 @@ def _hyperparameters() -> dict[str, Any]:
         "attention.key_length_mla": 16,
         "attention.value_length_mla": 12,
         "rope.dimension_count": 8,
+        "rope.freq_base": 10000.0,
         "leading_dense_block_count": 1,
         "expert_count": 4,
         "expert_used_count": 2,

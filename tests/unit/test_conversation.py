@@ -130,3 +130,35 @@ def test_the_developer_is_the_system_where_a_template_knows_none() -> None:
 def test_a_model_without_a_template() -> None:
     with pytest.raises(RequestError, match="has no chat template"):
         ChatTemplate(None, BOS, EOS).prompt(Turns([ASK]))
+
+
+NO_NONE = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}"
+    "{% for c in m.tool_calls or [] %}[{{ c.function.name }} {{ c.function.arguments }}]"
+    "{% endfor %}|{% endfor %}"
+)
+NEEDS_TOOLS = "{% if not tools %}{{ raise_exception('no tools') }}{% endif %}" + NO_NONE
+
+
+@pytest.mark.parametrize("template", [NO_NONE, NEEDS_TOOLS])
+def test_no_template_prints_none_for_a_call_without_text(template: str) -> None:
+    with pytest.raises(RequestError, match="tool call format is not supported"):
+        text(template, ASK, tools=[TOOL])
+    shown = text("{# <｜tool▁calls▁begin｜> #}" + template, ASK, CALLS, RESULT, tools=[TOOL])
+    assert "assistant: [weather " in shown
+    assert "None" not in shown
+
+
+@pytest.mark.parametrize(("template", "end"), [(CHATML, "assistant\n"), (V3, "<｜Assistant｜>")])
+def test_the_last_message_is_continued(template: str, end: str) -> None:
+    begun = {"role": "assistant", "content": "It will "}
+    assert text(template, ASK, begun, continues=True).endswith(f"{end}It will ")
+    assert text(template, ASK, begun, continues=True).count(end) == 1
+
+
+@pytest.mark.parametrize("last", [ASK, CALLS, {"role": "assistant", "content": ""}])
+def test_what_cannot_be_continued_is_refused(last: dict) -> None:
+    with pytest.raises(RequestError, match="continue_final_message needs a last message"):
+        text(V3, last, continues=True)
+    with pytest.raises(RequestError, match="continue_final_message needs a last message"):
+        text(CHATML, continues=True)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from typer.testing import CliRunner
 
 from gguf_mtp.cli.inspect import inspect
 from gguf_mtp.errors import LoadFailed, UnsupportedModel
-from gguf_mtp.gguf import model_facts
+from gguf_mtp.gguf import missing_keys, model_facts
 from gguf_mtp.loading.select import DraftOptions, select_drafters
 from tests.support.gguf_files import Model, header, value
 from tests.unit.test_side_file import side, trunk
@@ -41,6 +42,7 @@ def test_json_has_the_documented_keys(sound: Path) -> None:
         "can_draft": True,
         "reason": "blk.2 is an MTP block that llama.cpp can run",
         "side_file": None,
+        "missing_keys": [],
         "context_length": 256,
         "vocab": 300,
     }
@@ -61,6 +63,45 @@ def test_the_table_is_plain_text_in_a_pipe(sound: Path) -> None:
     shares = [float(row[-1].rstrip("%")) for row in cells[2:]]
     assert shares == sorted(shares, reverse=True)
     assert abs(sum(shares) - 100) < 0.5
+
+
+def test_keys_without_which_the_text_differs_are_named(tmp_path: Path) -> None:
+    model = Model(hyper=Model().hyper | {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0})
+    for key in ("rope.freq_base", "expert_gating_func", "expert_weights_norm"):
+        del model.hyper[key]
+    path = model.write(tmp_path / "m.gguf")
+    wanted = (
+        "deepseek2.expert_gating_func",
+        "deepseek2.expert_weights_norm",
+        "deepseek2.rope.freq_base",
+        "deepseek2.rope.scaling.original_context_length",
+    )
+    facts = model_facts.read(path)
+    assert missing_keys.missing_keys(facts) == wanted
+    assert missing_keys.warning(facts) == (
+        f"{path} lacks {', '.join(wanted)}: llama.cpp uses defaults, so the text may differ from "
+        "the original model's"
+    )
+    said = f"lacks {', '.join(wanted)}: llama.cpp uses defaults, so the text may differ"
+    assert said in CliRunner().invoke(app, [str(path)]).stdout.splitlines()
+    found = json.loads(CliRunner().invoke(app, [str(path), "--json"]).stdout)
+    assert found["missing_keys"] == list(wanted)
+
+
+def test_a_file_needs_only_the_keys_of_its_kind(tmp_path: Path) -> None:
+    """A router without a bias is V2's, a SentencePiece vocabulary has no pre-tokenizer."""
+    model = Model()
+    for key in ("expert_gating_func", "expert_weights_norm", "expert_weights_scale"):
+        del model.hyper[key]
+    for index in (1, 2):
+        del model.shapes[f"blk.{index}.exp_probs_b.bias"]
+    facts = model_facts.read(model.write(tmp_path / "m.gguf"))
+    assert missing_keys.missing_keys(facts) == ()
+    plain = {k: v for k, v in facts.kv.items() if k != "tokenizer.ggml.pre"}
+    without = replace(facts, kv=plain)
+    assert missing_keys.missing_keys(without) == ("tokenizer.ggml.pre",)
+    without.kv["tokenizer.ggml.model"] = "llama"
+    assert missing_keys.missing_keys(without) == ()
 
 
 def test_a_name_that_looks_like_markup_is_shown_as_it_is(tmp_path: Path) -> None:

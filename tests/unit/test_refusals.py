@@ -113,7 +113,7 @@ BAD: dict[str, tuple[Change, str]] = {
     "no scale": (drop(f"{Q_A}_scale_inv"), f"{Q_A} is FP8, but {Q_A}_scale_inv is missing"),
     "scale dtype": (
         retype(f"{Q_A}_scale_inv", dtype="BF16"),
-        f"{Q_A}_scale_inv is BF16, but must be F32",
+        f"{Q_A}_scale_inv is BF16, but must be one of F32, F8_E8M0, U8",
     ),
     "scale without fp8": (retype(Q_A, dtype="BF16"), f"{Q_A} is BF16, but has a scale tensor"),
     "dtype": (retype(f"{LAYER}input_layernorm.weight", dtype="I8"), "input_layernorm.weight is I8"),

@@ -99,6 +99,25 @@ def test_nan_is_an_error(tmp_path: Path, value: float) -> None:
             RowReader(checkpoint).read(piece, np.empty(64, np.uint8), np.empty((1, 4), np.float32))
 
 
+@pytest.mark.parametrize("dtype", ["F8_E8M0", "U8"])
+def test_scales_that_are_powers_of_two(tmp_path: Path, dtype: str) -> None:
+    """The same numbers as from F32 scales of the same values."""
+    codes = np.array([[0, 127, 230], [120, 130, 1]], np.uint8)
+    weight = np.arange(200 * 300, dtype=np.uint32) % 127  # all but NaN and the negative
+    rows = []
+    for type_, scale in ((dtype, codes), ("F32", np.ldexp(np.float32(1), codes.astype(int) - 127))):
+        data = {"w": weight.astype(np.uint8).tobytes(), "w_scale_inv": scale.tobytes()}
+        entries = [Entry("w", "F8_E4M3", (200, 300)), Entry("w_scale_inv", type_, (2, 3))]
+        folder = write(tmp_path / type_, {}, entries, lambda entry, data=data: data[entry.name])
+        with Checkpoint(folder) as checkpoint:
+            source = Weight(checkpoint.tensors["w"], checkpoint.tensors["w_scale_inv"], (128, 128))
+            out = np.empty((130, 300), np.float32)
+            raw = np.empty(1 << 17, np.uint8)
+            RowReader(checkpoint).read(SourceRows(source, 60, 130), raw, out)
+            rows.append(out)
+    np.testing.assert_array_equal(*rows)
+
+
 @pytest.mark.parametrize(
     ("code", "scale", "is_finite"),
     [(0x7E, 1.0, True), (0x7F, 1.0, False), (0xFF, 1.0, False), (0x38, np.nan, False),

@@ -176,7 +176,7 @@ def test_a_bias_for_no_token_does_nothing() -> None:
         ("temperature", -0.1),
         ("temperature", float("nan")),
         ("temperature", float("inf")),
-        ("top_k", -1),
+        ("top_k", -2),
         ("top_p", 0.0),
         ("top_p", 1.1),
         ("min_p", -0.01),
@@ -230,6 +230,17 @@ def test_sampler_names_are_read_as_llama_cpp_reads_them() -> None:
         sampler_order(["top_k", "topk"])
     with pytest.raises(RequestError, match="must be named as in"):
         SamplingParams(samplers=("topk",))
+
+
+def test_samplers_in_one_text_are_letters_or_names() -> None:
+    assert sampler_order("edskypmxt") == SAMPLERS
+    assert sampler_order("temp;top-k") == ("temperature", "top_k")
+    assert sampler_order("temp") == ("temperature",)
+    assert sampler_order("tk") == ("temperature", "top_k")
+    with pytest.raises(RequestError, match="top_k appears twice"):
+        sampler_order("kk")
+    with pytest.raises(RequestError, match="'topz'"):
+        sampler_order("topz")
 
 
 def test_a_negative_count_of_logprobs_is_named() -> None:

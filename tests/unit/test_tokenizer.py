@@ -172,6 +172,45 @@ def test_ids_from_the_configuration_when_no_text_is_given(tmp_path: Path) -> Non
     assert changed(tmp_path, eos_token=None)["tokenizer.ggml.eos_token_id"] == 1
 
 
+def with_ends(folder: Path, config: Any, generation: Any) -> dict[str, Any]:
+    """The ends in config.json and generation_config.json; the tokenizer's own is 1."""
+    source = changed_demo(folder, lambda *_: None, holes)
+    for name, ids in (("config.json", config), ("generation_config.json", generation)):
+        path = source / name
+        found = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps(found | {"eos_token_id": ids}))
+    with Checkpoint(source) as checkpoint:
+        return vocabulary(checkpoint, 4096)
+
+
+def test_every_token_that_ends_an_answer_is_kept(tmp_path: Path) -> None:
+    """Llama-3.1's and GLM's lists stand in either file, with the tokenizer's own anywhere."""
+    keys = ("eos", "eot", "eom")
+    for n, (config, generation, ends) in enumerate([
+        ([1, 7, 8], None, [1, 7, 8]),
+        (1, [7, 1, 8], [1, 7, 8]),
+        ([7, 1], [8], [1, 7, 8]),
+        (7, None, [1, 7, None]),
+        (1, 1, [1, None, None]),
+    ]):  # fmt: skip
+        kv = with_ends(tmp_path / str(n), config, generation)
+        assert [kv.get(f"tokenizer.ggml.{key}_token_id") for key in keys] == ends
+
+
+@pytest.mark.parametrize(
+    ("ids", "says"),
+    [
+        ([1, 4096], "must be ids below 4096"),
+        ([1, "</s>"], "must be ids below 4096"),
+        ([5, True], "must be ids below 4096"),
+        ([1, 2, 3, 4], "holds at most 3 tokens"),
+    ],
+)
+def test_ends_that_cannot_be_are_refused(tmp_path: Path, ids: Any, says: str) -> None:
+    with pytest.raises(ConversionError, match=f"generation_config.json: eos_token_id.*{says}"):
+        with_ends(tmp_path, 1, ids)
+
+
 def test_unknown_special_token(tmp_path: Path) -> None:
     with pytest.raises(ConversionError, match="eos_token '<eos>' is not in the vocabulary"):
         changed(tmp_path, eos_token="<eos>")
