@@ -67,8 +67,8 @@ def test_each_difference_is_told(
 
 
 def test_what_the_model_does_not_say_is_a_remark(tmp_path: Path) -> None:
-    [remark] = check(tmp_path, lambda m: m.hyper.update({"rope.freq_base": 5.0}))
-    assert "rope.freq_base 5.0" in remark
+    [remark] = check(tmp_path, lambda m: m.hyper.update({"rope.scaling.factor": 5.0}))
+    assert "rope.scaling.factor 5.0" in remark
 
 
 def test_other_vocabulary_sizes(tmp_path: Path) -> None:
