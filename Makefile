@@ -8,13 +8,15 @@
 #   make test-clients  langchain-openai, litellm and npm's openai against the server
 #   make coverage      which lines the fast and the native tests reach: build/coverage/index.html
 #   make lint          ruff format --check, ruff check, mypy --strict
-#   make format        ruff format, and what ruff can repair
+#   make format        ruff format, and ruff's automatic fixes
 #   make docs          run the documents' examples, draw the web page's pictures anew
 #   make bench         tokens/s and acceptance         ARGS="..."
 #   make clean         remove what the targets made, .venv too
-#   make cuda          llama.cpp for the card that is here, for all later targets; without a card
-#                      for CUDA_ARCH=90; CUDA_FA=OFF leaves out flash attention's kernels,
-#                      CUDA_ARGS="-D..." are more of CMake's
+#   make cuda          build llama.cpp for an NVIDIA GPU, once; later targets use it
+#   make setup         .venv with gguf-mtp              make dev    and with everything tests need
+#
+# make cuda builds for the GPU that is here, else for CUDA_ARCH=90. CUDA_FA=OFF leaves out the kernels
+# of flash attention; CUDA_ARGS="-D..." adds CMake options.
 #
 # llama-cpp-python is built from source once per CPU and CMAKE_ARGS (.ci/llama-wheel) and reused.
 # For a GPU: make cuda, once. Where the index's torch is a GPU

@@ -28,9 +28,8 @@ from gguf_mtp.chat.tool_calls import CallArguments, CallStart
 from gguf_mtp.engine.engine import Engine
 from gguf_mtp.grammar.matching import Grammars
 from gguf_mtp.params import AS_MANY_AS_FIT, SamplingParams
-from gguf_mtp.sampling.logprobs import TokenLogprobs
 from gguf_mtp.stats import Stats
-from gguf_mtp.types import ModelFacts
+from gguf_mtp.types import ModelFacts, TokenLogprobs
 
 __all__ = ["Piece", "PlacementReport", "Session"]
 

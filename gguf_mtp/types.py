@@ -1,7 +1,7 @@
-"""The nouns that every module shares, and the seams between them.
+"""The types and protocols that every module shares.
 
-Values are frozen dataclasses or named tuples; seams are Protocols. This module imports numpy,
-`errors`, `stats` and `logprobs`: whoever has read it knows what travels through the engine.
+Values are frozen dataclasses or named tuples. This module imports numpy, `errors` and `stats`:
+whoever has read it knows what travels through the engine.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gguf_mtp.errors import GgufMtpError
-from gguf_mtp.sampling.logprobs import TokenLogprobs
 from gguf_mtp.stats import Stats
 
 Floats = NDArray[np.float32]
@@ -44,6 +43,17 @@ class Draft(NamedTuple):
     probs: Sequence[Distribution | None]
     confidence: Sequence[float]
     source: str
+
+
+class TokenLogprobs(NamedTuple):
+    """A token of the answer, its natural log-probability, and the likeliest ids with theirs.
+
+    `top` falls; it holds the token itself only where it is among the likeliest.
+    """
+
+    token: int
+    logprob: float
+    top: Sequence[tuple[int, float]]
 
 
 class Verdict(NamedTuple):

@@ -17,9 +17,8 @@ from gguf_mtp.chat.reasoning import ReasoningParser
 from gguf_mtp.chat.tool_calls import CallArguments, CallStart, Content, Event, ToolCallParser
 from gguf_mtp.errors import RequestError
 from gguf_mtp.grammar.reasoning import GrammarState
-from gguf_mtp.sampling.logprobs import TokenLogprobs
 from gguf_mtp.stats import Stats
-from gguf_mtp.types import Chunk
+from gguf_mtp.types import Chunk, TokenLogprobs
 
 __all__ = ["AnswerEvent", "AnswerParser", "Delta", "End", "Failure", "ParseOptions"]
 

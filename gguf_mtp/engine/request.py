@@ -13,10 +13,10 @@ from gguf_mtp.depth.protocol import DraftResult, RoundFeedback, SkippedRounds
 from gguf_mtp.errors import BadLogits
 from gguf_mtp.params import PLAIN, RequestOptions, SamplingParams
 from gguf_mtp.sampling.chain import SamplingChain
-from gguf_mtp.sampling.logprobs import TokenLogprobs, logprobs_of
+from gguf_mtp.sampling.logprobs import logprobs_of
 from gguf_mtp.sampling.verify import verify
 from gguf_mtp.stats import RoundCount, Stats
-from gguf_mtp.types import Draft, DraftLimit, FinishReason, Floats, Rows, Verdict
+from gguf_mtp.types import Draft, DraftLimit, FinishReason, Floats, Rows, TokenLogprobs, Verdict
 
 NO_DRAFT = Draft((), (), (), "")
 NO_TOKEN = -1

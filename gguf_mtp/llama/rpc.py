@@ -7,7 +7,9 @@ ggml ends the process when a worker is lost, unreachable or of another version: 
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import llama_cpp as L
@@ -15,7 +17,6 @@ import llama_cpp as L
 from gguf_mtp.errors import LoadFailed
 from gguf_mtp.llama.devices import free_memory, ggml, handles
 from gguf_mtp.offload.machine import CPU
-from gguf_mtp.placement.host_memory import resident
 
 __all__ = ["connect", "lendable", "serve"]
 
@@ -89,6 +90,14 @@ def _limit(handle: int, name: str, limit: int) -> Any:
     callback = _MEMORY(say)
     table[_GET_MEMORY] = ctypes.cast(callback, ctypes.c_void_p)
     return callback
+
+
+def resident() -> int:
+    """Bytes of memory that this process holds; 0 where the system does not say."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def _rpc(name: str, result: Any, *arguments: Any) -> Any:

@@ -9,7 +9,7 @@ import llama_cpp as L
 
 from gguf_mtp.deep_stack import with_stack
 from gguf_mtp.errors import RequestError
-from gguf_mtp.llama.deep_stack import deepest
+from gguf_mtp.llama.recursion_depth import deepest
 
 FLAT, DEEPEST = 2_000, 250_000
 """Characters of a text that any stack holds; of a run that the tokenizer is let go through."""

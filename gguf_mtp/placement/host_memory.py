@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from gguf_mtp.offload.machine import Host
 
-__all__ = ["available", "bandwidth", "host", "resident"]
+__all__ = ["available", "bandwidth", "host"]
 
 _BLOCK = 64 << 20
 _SECONDS = 0.1
@@ -53,14 +53,6 @@ def _mem_available(meminfo: Path) -> int | None:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):
         return None
-
-
-def resident() -> int:
-    """Bytes of memory that this process holds; 0 where the system does not say."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return 0
 
 
 def bandwidth(n_threads: int | None = None) -> float:

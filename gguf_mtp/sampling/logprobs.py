@@ -6,22 +6,10 @@ filter or temperature is in them. Pure numpy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
-
 import numpy as np
 from numpy.typing import NDArray
 
-
-class TokenLogprobs(NamedTuple):
-    """A token of the answer, its natural log-probability, and the likeliest ids with theirs.
-
-    `top` falls; it holds the token itself only where it is among the likeliest.
-    """
-
-    token: int
-    logprob: float
-    top: Sequence[tuple[int, float]]
+from gguf_mtp.types import TokenLogprobs
 
 
 def logprobs_of(logits: NDArray[np.float32], token: int, n_top: int) -> TokenLogprobs:

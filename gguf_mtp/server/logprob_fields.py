@@ -10,7 +10,7 @@ import codecs
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from gguf_mtp.sampling.logprobs import TokenLogprobs
+from gguf_mtp.types import TokenLogprobs
 
 __all__ = ["ChatLogprobs", "CompletionLogprobs"]
 

@@ -14,10 +14,10 @@ from typing import Any
 
 from gguf_mtp.answers.parse import Delta, End
 from gguf_mtp.chat.tool_calls import CallArguments, CallStart
-from gguf_mtp.sampling.logprobs import TokenLogprobs
 from gguf_mtp.server.logprob_fields import ChatLogprobs, CompletionLogprobs
 from gguf_mtp.server.plan import AnswerPlan
 from gguf_mtp.stats import Stats
+from gguf_mtp.types import TokenLogprobs
 
 __all__ = ["ResponseChoice", "Responses", "sse", "timings"]
 

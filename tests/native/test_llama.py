@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import logging
+import mmap
 from collections.abc import Iterator
 
 import llama_cpp
@@ -14,7 +15,7 @@ import pytest
 import gguf_mtp
 from gguf_mtp.demo import demo_model
 from gguf_mtp.errors import DecodeError, LoadFailed, SavedStateError, UnsupportedModel
-from gguf_mtp.llama import Context, ContextOptions, Model, ModelOptions
+from gguf_mtp.llama import Context, ContextOptions, Model, ModelOptions, rpc
 from gguf_mtp.llama import log as llama_log
 from gguf_mtp.types import Rows
 
@@ -221,3 +222,14 @@ def test_broken_utf8_in_the_log_is_no_error(caplog: pytest.LogCaptureFixture) ->
     with caplog.at_level(logging.DEBUG, "gguf_mtp.llama"):
         llama_log.forward_log(4, b"piece \xe4\xbd\n", None)
     assert caplog.messages == ["piece \ufffd"]
+
+
+def test_this_process_holds_what_it_touches() -> None:
+    before = rpc.resident()
+    block = mmap.mmap(-1, 64 << 20)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):  # the kernel counts pages in batches of 64
+        block.madvise(mmap.MADV_NOHUGEPAGE)
+    for at in range(0, len(block), mmap.PAGESIZE):
+        block[at] = 1
+    assert 60 << 20 < rpc.resident() - before < 70 << 20
+    assert len(block) == 64 << 20

@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from gguf_mtp.engine.config import EngineLimits
 from gguf_mtp.errors import GgufMtpError
 from gguf_mtp.params import PLAIN, RequestOptions, SamplingParams
-from gguf_mtp.sampling.logprobs import TokenLogprobs
 from gguf_mtp.stats import Stats
-from gguf_mtp.types import Chunk, FinishReason
+from gguf_mtp.types import Chunk, FinishReason, TokenLogprobs
 from tests.support.chat_formats import BOS, EOS
 from tests.support.waiting import PATIENCE_S
 

@@ -11,7 +11,7 @@ import pytest
 from gguf_mtp.deep_stack import with_stack
 from gguf_mtp.demo import demo_model
 from gguf_mtp.errors import RequestError
-from gguf_mtp.llama.deep_stack import deepest
+from gguf_mtp.llama.recursion_depth import deepest
 from gguf_mtp.llama.vocab import DEEPEST
 from gguf_mtp.loading.loader import LoadOptions, load
 from gguf_mtp.session import Session

@@ -134,6 +134,58 @@ def test_declared_names_are_there() -> None:
         assert missing == [], name
 
 
+ORDER = [
+    "errors",
+    "stats",
+    "deep_stack",
+    "types",
+    "params",
+    "sampling",
+    "grammar",
+    "depth",
+    "chat",
+    "gguf",
+    "offload",
+    "drafters",
+    "engine",
+    "llama",
+    "telemetry",
+    "placement",
+    "answers",
+    "session",
+    "loading",
+    "server",
+]
+
+
+def test_imports_point_one_way() -> None:
+    """A room imports only rooms in front of it (docs/ARCHITECTURE.md)."""
+    wrong = []
+    for path in sorted((ROOT / "gguf_mtp").rglob("*.py")):
+        room = path.relative_to(ROOT / "gguf_mtp").with_suffix("").parts[0]
+        if room in ("__init__", "demo"):  # the one names modules, the other uses the converter
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("gguf_"):
+                continue
+            parts = str(node.module).split(".")[1:] or [alias.name for alias in node.names]
+            if parts[0] != room and ORDER.index(parts[0]) > ORDER.index(room):
+                wrong.append(f"{path.relative_to(ROOT)} imports {parts[0]}")
+    assert wrong == []
+
+
+def test_documents_name_files_that_exist() -> None:
+    documents = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    documents += [*(ROOT / "docs").glob("*.md"), *(ROOT / "bench").rglob("*.md")]
+    found = [
+        (document.name, name)
+        for document in documents
+        for name in re.findall(r"\b(?:tests|gguf_mtp|examples)/[\w/]+\.py\b", document.read_text())
+    ]
+    assert len(found) > 20
+    assert [(where, name) for where, name in found if not (ROOT / name).exists()] == []
+
+
 def declared(module: str) -> list[str] | None:
     """`__all__` as it stands in the source."""
     spec = importlib.util.find_spec(module)
