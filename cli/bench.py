@@ -53,6 +53,8 @@ class MeasureArgs:
         """Beside plain decoding: fixed depths and automatic, or sets of drafters."""
         from ..bench.run import AUTO, automatic, fixed
 
+        if self.draft_model and not any("model" in d or "mtp" in d for d in self.draft or ()):
+            raise typer.BadParameter("--draft-model needs --draft model")
         if self.draft:
             return tuple(automatic(names, self.draft_model) for names in self.draft)
         return (*map(fixed, _counts(self.depths, "--depths")), AUTO)
@@ -197,7 +199,7 @@ def _known(text: str) -> tuple[str, ...]:
 
 
 def _counter() -> Any:
-    """Says how far the measurement is, where somebody watches."""
+    """Says how far the measurement is, on a terminal."""
     if not sys.stderr.isatty():
         return None
 

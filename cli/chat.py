@@ -85,7 +85,10 @@ def chat(
         typer.Option(envvar="GGUF_MTP_API_KEY", help="The server's API key.", show_default=False),
     ] = None,
 ) -> None:
-    """Chat with a model. Ctrl+C stops an answer, Ctrl+D or /exit ends the chat."""
+    """Chat with a model. Ctrl+C stops an answer, Ctrl+D or /exit ends the chat.
+
+    With piped input every line is a question, and only the answers are printed.
+    """
     screen = _screen()
     if server is not None:
         from .server_client import RemoteSession

@@ -39,7 +39,10 @@ class FormArgs:
     out: Annotated[
         Path | None,
         typer.Option(
-            "-o", "--output", metavar="OUT.gguf", help="File to write. Default: NAME.gguf."
+            "-o",
+            "--output",
+            metavar="OUT.gguf",
+            help="File to write; an existing GGUF file is replaced. Default: NAME.gguf.",
         ),
     ] = None
     type_: Annotated[

@@ -1,6 +1,6 @@
 """Where the command `gguf-mtp` begins: before anything that takes long to import.
 
-Ctrl+C in the first tenth of a second would otherwise be told with the stack of an import.
+Ctrl+C in the first tenth of a second would otherwise print an import's traceback.
 """
 
 from __future__ import annotations

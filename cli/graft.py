@@ -16,7 +16,15 @@ if TYPE_CHECKING:
 
 _VERIFY_BELOW = 8_000_000_000  # bytes: loading more than this is a decision of its own
 
-Out = Annotated[Path, typer.Option("-o", "--output", metavar="OUT.gguf", help="File to write.")]
+Out = Annotated[
+    Path,
+    typer.Option(
+        "-o",
+        "--output",
+        metavar="OUT.gguf",
+        help="File to write; an existing GGUF file is replaced.",
+    ),
+]
 Split = Annotated[
     str | None,
     typer.Option(
@@ -95,7 +103,7 @@ def _say(quiet: bool) -> Callable[[str], None]:
 
 @contextmanager
 def _copying(out: Path, quiet: bool) -> Iterator[Callable[[str, int, int], None] | None]:
-    """A bar where somebody watches; an interrupted copy says how to go on."""
+    """A bar on a terminal; an interrupted copy says how to go on."""
     from ..converters.convert import Progress
 
     try:

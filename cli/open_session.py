@@ -28,7 +28,7 @@ def open_session(
 
 
 def demo_path(kind: str = "q8_0") -> Path:
-    """The demo model's file, made on first use with a progress bar where somebody watches."""
+    """The demo model's file, made on first use with a progress bar on a terminal."""
     from ..demo import demo_model
     from .progress import conversion_bar
 

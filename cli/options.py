@@ -261,7 +261,11 @@ class SamplingArgs:
         from ..errors import RequestError
 
         if self.max_tokens < 1 and self.max_tokens != -1:
-            raise RequestError(f"max_tokens is {self.max_tokens}, but must be 1 or more")
+            raise RequestError(
+                f"-n is {self.max_tokens}, but must be 1 or more, or -1 (as many as fit)"
+            )
+        if self.seed is not None and self.seed < -1:
+            raise RequestError(f"--seed is {self.seed}, but must be 0 or more, or -1 (a new one)")
         params = dataclasses.replace(defaults, **self.given())
         params.check_vocabulary(n_vocab)
         return params

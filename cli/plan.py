@@ -1,4 +1,4 @@
-"""`gguf-mtp plan`: where a model would lie, how much context fits, and how fast it may run.
+"""`gguf-mtp plan`: where a model would be placed, how much context fits, and how fast it may run.
 
 It needs neither the hardware nor the weights: a header will do, or a hub's config.json and the type
 that it would be converted to.
@@ -95,7 +95,7 @@ def plan(
     run_args: RunArgs,
     model: Annotated[
         Path | None,
-        typer.Argument(help="A GGUF file; only its header is read.", show_default=False),
+        typer.Argument(help="A GGUF file; only its header is read.", show_default="the demo model"),
     ] = None,
     config: Annotated[
         Path | None,
@@ -132,15 +132,15 @@ def plan(
 def _facts(model: Path | None, config: Path | None, type_: str) -> ModelFacts:
     from ..errors import RequestError
 
-    if (model is None) == (config is None):
-        raise RequestError("give a model file or --config, exactly one of them")
-    if model is not None:
+    if model is not None and config is not None:
+        raise RequestError("give a model file or --config, not both")
+    if config is None:
         from ..gguf.model_facts import read
+        from .open_session import demo_path
 
-        return read(model)
+        return read(model or demo_path())
     from ..converters.from_config import facts_from_config
 
-    assert config is not None
     return facts_from_config(config, type_)
 
 

@@ -53,8 +53,10 @@ def run(
     if logprobs is not None and not json:
         raise typer.BadParameter("--logprobs needs --json")
     text = prompt if prompt is not None else _standard_input()
+    if not text.strip() and not raw:
+        raise typer.BadParameter("the prompt is empty; give one with -p or on standard input")
     with open_session(model_args, placement_args) as session:
-        if sys.stderr.isatty() and accelerators():  # else there is one place to lie
+        if sys.stderr.isatty() and accelerators():  # else there is only one place
             print(placement(session), file=sys.stderr)
         params = sampling_args.over(session.sampling_defaults(), session.facts.n_vocab)
         options = answer_args.options(session, logprobs)

@@ -110,13 +110,17 @@ def serve(
     from .rpc_supervisor import supervise
 
     args = server_args
+    if args.api_key == "":
+        raise typer.BadParameter("--api-key is empty; give a key, or leave the option out")
+    if args.alias == "":
+        raise typer.BadParameter("--alias is empty; give a name, or leave the option out")
     if placement_args.rpc_child:
         end_with_parent()
     if workers := placement_args.distant():
         with listen(args.host, args.port) as listener:
             raise typer.Exit(supervise(listener, workers, _url(listener)))
     options = dataclasses.replace(model_args.load_options(placement_args), n_seq=args.parallel)
-    access = Access(args.api_key or None, tuple(map(origin_of, args.cors_origin or ())))
+    access = Access(args.api_key, tuple(map(origin_of, args.cors_origin or ())))
     with (
         listen(args.host, args.port) as listener,
         open_files(args.log, args.trace, args.trace_goes_on) as files,

@@ -16,6 +16,7 @@ def timings(stats: Stats) -> dict[str, Any]:
         "cached_tokens": stats.cached_tokens,
         "prefill_s": round(stats.prefill_s, 6),
         "decode_tokens": stats.decode_tokens,
+        "first_tokens": stats.first_tokens,
         "decode_s": round(stats.decode_s, 6),
         "tokens_per_s": round(stats.tokens_per_s, 2),
         "target_s": round(stats.target_s, 6),

@@ -50,8 +50,8 @@ class Repo(NamedTuple):
 
 
 def parse(text: str) -> Repo | None:
-    """The repository that `owner/name[@revision]` means; None when it is none, or a path that is
-    there."""
+    """The repository that `owner/name[@revision]` means; None if it is not one, or a path that
+    exists."""
     match = re.fullmatch(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", text)
     if match is None or match[1].startswith((".", "/")) or Path(text).exists():
         return None

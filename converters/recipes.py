@@ -124,6 +124,12 @@ def parse_override(text: str) -> tuple[re.Pattern[str], T]:
 
 def choose(adapted: Adapted, wish: QuantOptions) -> TypeChoice:
     """A type for every tensor in `adapted.tensors`, and sentences about rows that did not fit."""
+    for pattern, type_ in wish.overrides:
+        if not any(pattern.search(tensor.name) for tensor in adapted.tensors):
+            raise ConversionError(
+                f"--tensor-type {pattern.pattern}={type_.name.lower()} matches no tensor; "
+                "--dry-run lists their names"
+            )
     types, misfits = [], Counter[tuple[str, int, T, T]]()
     mix = _Mix(adapted, wish)
     for tensor in adapted.tensors:

@@ -12,7 +12,8 @@ import gguf_mtp
 
 
 def main(path: str, questions: str) -> None:
-    lines = Path(questions).read_text(encoding="utf-8").splitlines()
+    text = Path(questions).read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if line.strip()]
     params = gguf_mtp.SamplingParams(temperature=0)
     with gguf_mtp.load(path, gguf_mtp.LoadOptions(n_seq=4, n_ctx=1024)) as model:
         prompts = [model.chat_tokens([{"role": "user", "content": line}]) for line in lines]
@@ -24,4 +25,9 @@ def main(path: str, questions: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    try:
+        main(*sys.argv[1:])
+    except (gguf_mtp.GgufMtpError, OSError) as error:
+        sys.exit(f"error: {error}")

@@ -24,4 +24,9 @@ def main(path: str, question: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    try:
+        main(*sys.argv[1:])
+    except gguf_mtp.GgufMtpError as error:
+        sys.exit(f"error: {error}")

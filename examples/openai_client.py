@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from openai import OpenAI
+from openai import OpenAI, OpenAIError
 
 
 def main(url: str, question: str) -> None:
@@ -26,4 +26,9 @@ def main(url: str, question: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    try:
+        main(*sys.argv[1:])
+    except OpenAIError as error:
+        sys.exit(f"error: {error}")

@@ -59,6 +59,12 @@ def sampler_order(names: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(s for s in order if s not in NEVER_ON)
 
 
+_NUMBERS = (
+    "temperature", "top_k", "top_p", "min_p", "typical_p", "repeat_penalty", "repeat_last_n",
+    "presence_penalty", "frequency_penalty",
+)  # fmt: skip
+
+
 def bias_of(text: str) -> tuple[int, float]:
     """`15043+1`, `15043-2.5`, `15043-inf`: a token and what is added to its logit.
 
@@ -98,8 +104,10 @@ class SamplingParams:
     def __post_init__(self) -> None:
         def check(ok: bool, name: str, allowed: str) -> None:
             if not ok:
-                raise RequestError(f"{name} is {getattr(self, name)}, but must be {allowed}")
+                raise RequestError(f"{name} is {getattr(self, name)!r}, but must be {allowed}")
 
+        for name in _NUMBERS:
+            check(isinstance(getattr(self, name), (int, float)), name, "a number")
         ok = self.temperature == 0 or 1 / LARGEST <= self.temperature <= LARGEST
         check(ok, "temperature", f"0 or from {1 / LARGEST:g} to {LARGEST:g}")
         check(self.top_k >= -1, "top_k", "0 or -1 (off), or more")

@@ -35,6 +35,8 @@ def adapt(checkpoint: Source, choices: mla.Choices, books: Books | None = None) 
     names = checkpoint.config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
     adapt_ = FAMILIES.get(name) if isinstance(name, str) else None
+    if not names:
+        raise ConversionError("the configuration names no architectures, so it is no checkpoint's")
     if adapt_ is None:
         raise ConversionError(
             f"config.json: architecture {name!r} is not supported "

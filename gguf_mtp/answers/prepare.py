@@ -7,13 +7,13 @@ knows no HTTP.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from gguf_mtp.answers.constraint import Vocabulary, constraint_after, piece_of
+from gguf_mtp.answers.messages import Message, check_function, for_template
 from gguf_mtp.answers.parse import ParseOptions
 from gguf_mtp.answers.structured_output import (
     Calls,
@@ -40,9 +40,6 @@ __all__ = [
     "prepare_chat",
     "prepare_completion",
 ]
-
-Message = Mapping[str, Any]
-_FOR_TEMPLATES = ("role", "name", "tool_calls", "tool_call_id", "reasoning_content")
 
 
 @dataclass(frozen=True)
@@ -133,10 +130,10 @@ def prepare_chat(
     must_call = _must_call(options)
     tools = [] if options.tool_choice == "none" else list(options.tools)
     for i, tool in enumerate(tools):
-        _check_function(tool, f"tools[{i}]")
+        check_function(tool, f"tools[{i}]")
     prompt = model.template.prompt(
         Turns(
-            messages=[_message(i, message) for i, message in enumerate(messages)],
+            messages=for_template(messages),
             tools=tools,
             must_call=must_call,
             call_name=options.tool_name,
@@ -275,52 +272,3 @@ def _prepared(
         draft=options.draft,
     )
     return PreparedAnswer(prompts, parsing, request, constrain, bound is not None)
-
-
-def _message(index: int, message: Message) -> dict[str, Any]:
-    """The message for a template; content is text, None only beside tool calls."""
-    out = {key: message[key] for key in _FOR_TEMPLATES if message.get(key) is not None}
-    if message.get("reasoning") is not None:  # vLLM's new name
-        out.setdefault("reasoning_content", message["reasoning"])
-    content, calls = message.get("content"), message.get("tool_calls")
-    if not isinstance(message.get("role"), str):
-        raise RequestError(f"messages[{index}] has no role")
-    if isinstance(content, list):
-        content = "\n".join(_text_of(index, part) for part in content)
-    if content is not None and not isinstance(content, str):
-        raise RequestError(f"messages[{index}] has a content that is neither text nor a list")
-    if content is None and not calls:
-        if message.get("role") != "assistant":
-            raise RequestError(f"messages[{index}] has no content")
-        content = ""
-    if calls:
-        for call in calls:
-            _check_function(call, f"messages[{index}].tool_calls")
-        out["tool_calls"] = [_call(call) for call in calls]
-    else:
-        out.pop("tool_calls", None)
-    return out | {"content": content}
-
-
-def _check_function(one: Any, place: str) -> None:
-    """Raises `RequestError` unless it is a tool or a call with a function's name."""
-    function = one.get("function") if isinstance(one, Mapping) else None
-    name = function.get("name") if isinstance(function, Mapping) else None
-    if not isinstance(name, str) or not name:
-        raise RequestError(f"{place} has no function with a name")
-
-
-def _call(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = {"arguments": "{}", **{k: v for k, v in call["function"].items() if v is not None}}
-    if not isinstance(function["arguments"], str):  # ollama's clients send them as they are
-        function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
-    return {**{k: v for k, v in call.items() if v is not None}, "function": function}
-
-
-def _text_of(index: int, part: Mapping[str, Any]) -> str:
-    if part.get("type") != "text" or part.get("text") is None:
-        raise RequestError(
-            f"messages[{index}] has a content part of type {part.get('type')!r}; "
-            "only parts of type 'text' with a text are supported"
-        )
-    return str(part["text"])

@@ -5,6 +5,8 @@ To add one: write its module with a `DrafterSpec` (see `spec`), and list it here
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gguf_mtp.drafters import draft_model, mtp, ngram
 from gguf_mtp.drafters.spec import DrafterSpec
 from gguf_mtp.errors import RequestError
@@ -21,13 +23,13 @@ def label_of(name: str) -> str:
     return DRAFTERS[name].label if name in DRAFTERS else name
 
 
-def parse_drafters(text: str) -> tuple[str, ...] | None:
+def parse_drafters(text: str | Sequence[str]) -> tuple[str, ...] | None:
     """The drafters that `text` names, in its order: "off" none, "auto" whichever there are (None),
-    "ngram,mtp" these.
+    "ngram,mtp" these. A list holds one name each.
 
     Raises `RequestError` for other words.
     """
-    words = [word.strip() for word in text.split(",")]
+    words = [word.strip() for word in text.split(",")] if isinstance(text, str) else list(text)
     if words == ["auto"]:
         return None
     if words == ["off"]:

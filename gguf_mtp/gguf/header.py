@@ -154,7 +154,10 @@ def _read_shard(path: Path) -> _Shard:
         # A pipe or a device would block or never end.
         if not stat.S_ISREG(path.stat().st_mode):
             kind = "a folder" if path.is_dir() else "not a regular file"
-            raise LoadFailed(f"{path} is {kind}, but must be a GGUF file")
+            hint = ""
+            if (path / "config.json").is_file():
+                hint = f"; `gguf-mtp convert {path}` makes one of a checkpoint"
+            raise LoadFailed(f"{path} is {kind}, but must be a GGUF file{hint}")
         with path.open("rb", buffering=1 << 20) as file:
             return _parse(Cursor(file, path))
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
@@ -189,7 +192,7 @@ def _check_magic(cursor: Cursor) -> None:
     start = cursor.file.peek(32)[:32] if hasattr(cursor.file, "peek") else b""
     if not start.startswith(b"GGUF"):
         known = next((text for magic, text in FOREIGN.items() if start.startswith(magic)), None)
-        what = f"{known}" if known else f"it begins with {start[:4]!r}"
+        what = f"{known}" if known else f"its first bytes are {start[:4].hex(' ')}"
         raise LoadFailed(f"{cursor.path} is not a GGUF file ({what})")
     cursor.take(4)
     version = cursor.number("<I")

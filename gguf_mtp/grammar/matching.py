@@ -20,6 +20,7 @@ import numpy as np
 
 from gguf_mtp.deep_stack import with_stack
 from gguf_mtp.errors import RequestError
+from gguf_mtp.grammar.library_errors import reason_of
 from gguf_mtp.grammar.reasoning import (
     AfterOptionalReasoning,
     AfterReasoning,
@@ -45,11 +46,6 @@ N_KEPT = 32
 """Compiled grammars that are kept for the next request."""
 N_TRIED = 4
 """Rows that are tried before a grammar is taken: what explodes usually does so at once."""
-MAX_REASON = 300
-"""Characters."""
-
-_PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
-_SOURCE = re.compile(r"\d+ \|")
 _RULE = re.compile(r"^[ \t]*[?!]?[A-Za-z_]\w*(?:\[[^\]\n]*\])?[ \t]*:", re.MULTILINE)
 _REFERENCE = re.compile(r'"\$ref"\s*:')
 _OPTIONS = '\n%llguidance {"no_forcing": true}\n'
@@ -122,7 +118,7 @@ class Grammars:
         limits = LLParserLimits(verbose_errors=False)
         matcher = LLMatcher(tables.tokenizer, lark + _OPTIONS, log_level=0, limits=limits)
         if matcher.is_error():
-            raise RequestError(_reason(matcher.get_error()))
+            raise RequestError(reason_of(matcher.get_error()))
         grammar = Grammar(matcher, tables)
         grammar.follow().try_out()
         return grammar
@@ -243,7 +239,7 @@ class GrammarMatcher:
         if self.failure is None and not self._move(tokens):
             error = self._matcher.get_error()
             token = self._first_end(tokens)[len(self._ahead)]
-            self.fail(_reason(error) if error else f"it does not allow token {token}")
+            self.fail(reason_of(error) if error else f"it does not allow token {token}")
         self._ahead.clear()
 
     def try_out(self) -> None:
@@ -263,7 +259,7 @@ class GrammarMatcher:
             return self._ends  # behind an end token nothing else follows
         self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
         if self._matcher.is_error():  # the mask is that of the end tokens then
-            self.fail(_reason(self._matcher.get_error()))
+            self.fail(reason_of(self._matcher.get_error()))
             return self._ends
         bits = np.unpackbits(self._bits.view(np.uint8), count=len(self._ends), bitorder="little")
         return bits.view(np.bool_)
@@ -294,16 +290,3 @@ class GrammarMatcher:
 def quoted(text: str) -> str:
     """`text` as a string of Lark."""
     return json.dumps(text)
-
-
-def _reason(error: str) -> str:
-    """llguidance's message in one line: the place in words, without its dump of the source."""
-    error = error.partition("<non-verbose/>")[0].partition("; following special tokens")[0]
-    if error.startswith("panic"):
-        return "the grammar library could not process it"
-    lines = [line.strip() for line in error.removeprefix("Parser Error: ").splitlines()]
-    said = [line for line in lines if line.strip("^") and not _SOURCE.match(line)]
-    text = "; ".join(said)
-    if not text or text.startswith("NoExtension"):
-        return "it allows no text"
-    return _PLACE.sub(r"line \1, column \2: ", text)[:MAX_REASON]

@@ -60,7 +60,7 @@ class LoadOptions:
     n_ctx: int = 0
     n_seq: int = 1
     n_threads: int = 0
-    draft: str = "auto"
+    draft: str | Sequence[str] = "auto"
     draft_min: int = 0
     draft_max: int = DRAFT_MAX
     draft_p_min: float = 0.0

@@ -59,7 +59,7 @@ class DraftOptions(NamedTuple):
     """What the user asks for: `draft` as `drafters.registry.parse_drafters` reads it, a file to
     draft with, and whether all drafts shall have one length."""
 
-    draft: str
+    draft: str | Sequence[str]
     file: Path | None
     is_fixed: bool
 

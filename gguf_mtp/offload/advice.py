@@ -49,8 +49,10 @@ def context_refusal(subject: Subject, machine: Machine) -> str | None:
     if n_bytes <= room:
         return None
     return (
-        f"a context of {contexts.n_cells // contexts.n_seq} tokens for {contexts.n_seq} sequences "
-        f"needs {gib(n_bytes)}, but this machine has {gib(room)} available; lower -c"
+        f"a context of {contexts.n_cells // contexts.n_seq} tokens for "
+        f"{contexts.n_seq} {'sequence' if contexts.n_seq == 1 else 'sequences'} needs "
+        f"{gib(n_bytes)}, but this machine has {gib(room)} available; lower -c"
+        + ("" if contexts.n_seq == 1 else " or --parallel")
     )
 
 
@@ -68,7 +70,7 @@ def memory_advice(plan: OffloadPlan) -> str:
     if thrashes(plan):
         return (
             f"{gib(n)} would be in CPU memory, but only {gib(available)} is available: every token "
-            "would wait for the disk; use a smaller type or more device memory, or pass "
+            "would wait for the disk; use a smaller type or more device memory, or run it with "
             "--allow-thrash"
         )
     way = "mapped from the file; --no-mmap reads it once and lets the CPU's kernels repack it"
@@ -103,10 +105,10 @@ def more_memory(plan: OffloadPlan, subject: Subject, machine: Machine) -> str:
 def _doubled(plan: OffloadPlan, subject: Subject, machine: Machine) -> str:
     bigger = tuple(replace(d, free=2 * d.free) for d in machine.devices)
     then = predict(fit(subject, replace(machine, devices=bigger)), subject).best
-    return (
-        f"with twice the device memory, a predicted {then:.1f} tokens/s instead of "
-        f"{predict(plan, subject).best:.1f}"
-    )
+    now = predict(plan, subject).best
+    if f"{then:.1f}" == f"{now:.1f}":
+        return "twice the device memory would not make it faster"
+    return f"with twice the device memory, a predicted {then:.1f} tokens/s instead of {now:.1f}"
 
 
 def _with_a_card(plan: OffloadPlan, subject: Subject, machine: Machine) -> str:

@@ -77,14 +77,20 @@ def respond(problem: Problem) -> JSONResponse:
     return JSONResponse(problem.body(), problem.status, dict(problem.headers))
 
 
+WITH_VERSION = ("/chat/completions", "/completions", "/models")
+"""Paths that clients ask for whose base URL lacks `/v1`."""
+
+
 def install(app: FastAPI) -> None:
     """Makes `app` answer every error so."""
 
     async def handle(request: Request, error: Exception) -> JSONResponse:
         problem = problem_of(error)
         if problem.status in (404, 405):
-            what = f"{request.method} {request.url.path}"
-            problem = problem._replace(message=f"there is no {what} on this server")
+            path = request.url.path
+            hint = f"; did you mean /v1{path}?" if path in WITH_VERSION else ""
+            message = f"there is no {request.method} {path} on this server{hint}"
+            problem = problem._replace(message=message)
         return respond(problem)
 
     for kind in (RequestValidationError, HTTPException, GgufMtpError, Exception):

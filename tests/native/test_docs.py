@@ -79,6 +79,18 @@ def test_the_client_in_examples_talks_to_the_server() -> None:
     assert (done.returncode, done.stdout) == (0, "The capital of France is Paris.\n"), done.stderr
 
 
+@pytest.mark.parametrize("example", ["batch", "chat", "openai_client", "structured"])
+def test_a_program_in_examples_says_how_it_is_called(example: str) -> None:
+    program = [sys.executable, str(ROOT / "examples" / f"{example}.py")]
+    bare = subprocess.run(program, capture_output=True, text=True, timeout=120)
+    assert (bare.returncode, bare.stdout) == (1, "")
+    assert f"python examples/{example}.py " in bare.stderr
+    assert "Traceback" not in bare.stderr
+    wrong = subprocess.run([*program, "no", "file"], capture_output=True, text=True, timeout=120)
+    assert (wrong.returncode, wrong.stdout) == (1, "")
+    assert wrong.stderr.startswith("error: ")
+
+
 def test_no_example_is_forgotten() -> None:
     tested = {"batch", "chat", "openai_client", "structured"}
     assert {path.stem for path in (ROOT / "examples").glob("*.py")} == tested

@@ -300,3 +300,11 @@ def test_health_when_the_engine_is_dead(caplog) -> None:
         assert "engine has failed" in error_of(server.chat(), 503)["message"]
         wait_for(lambda: not server.worker.is_alive)
         assert "engine has stopped" in error_of(server.client.get("/health"), 503)["message"]
+
+
+def test_a_base_url_without_its_version_is_told_of() -> None:
+    engine = ScriptedEngine(lambda *_: Answer("fine"))
+    with serving(engine, served_of(engine)) as server:
+        response = server.client.post("/chat/completions", json={"messages": []})
+        assert response.status_code == 404
+        assert "; did you mean /v1/chat/completions?" in response.json()["error"]["message"]

@@ -306,6 +306,16 @@ def test_reasoning_under_its_other_name() -> None:
     assert prompts[0].endswith("<hm>a<>Hello")
 
 
+def test_a_tool_that_returned_nothing() -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+    history = [HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    with over(V3, "x", "x") as (server, _, prompts):
+        for content in (None, ""):
+            result = {"role": "tool", "tool_call_id": "a", "content": content}
+            server.answer(messages=[*history, result], tools=TOOLS)
+    assert prompts[0] == prompts[1]
+
+
 BEGUN = [HELLO, {"role": "assistant", "content": "It is"}]
 
 

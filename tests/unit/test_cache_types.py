@@ -99,7 +99,7 @@ def test_a_context_that_fits_in_a_smaller_type_is_not_refused() -> None:
     assert refusal("f16", need) is None
     assert refusal("f16", need - 1) == (
         "a context of 4096 tokens for 2 sequences needs 9.0 MiB, but this machine has 9.0 MiB "
-        "available; lower -c"
+        "available; lower -c or --parallel"
     )
     assert refusal("q8_0", need - 1) is None
     assert refusal("f32", need) is not None

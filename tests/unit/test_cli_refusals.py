@@ -46,6 +46,10 @@ def refusal(*arguments: str) -> str:
         (("worker", "-t", "99999999"), "less than or equal to 512"),
         (("convert", "x", "-t", "99999999"), "less than or equal to 512"),
         (("run", "-p", "x", "--logprobs", "3"), "--logprobs needs --json"),
+        (("run", "-p", " "), "the prompt is empty"),
+        (("serve", "--api-key", ""), "--api-key is empty"),
+        (("serve", "--alias", ""), "--alias is empty"),
+        (("bench", "--draft-model", "x.gguf"), "--draft-model needs --draft model"),
     ],
 )
 def test_values_that_mean_nothing(arguments: tuple[str, ...], said: str) -> None:
@@ -73,8 +77,9 @@ def test_more_threads_than_ggml_knows() -> None:
 
 def test_what_would_spoil_every_answer_is_said_at_the_start() -> None:
     for args, said in (
-        (SamplingArgs(max_tokens=0), "max_tokens is 0"),
-        (SamplingArgs(max_tokens=-5), "max_tokens is -5"),
+        (SamplingArgs(max_tokens=0), "-n is 0, but must be 1 or more, or -1"),
+        (SamplingArgs(max_tokens=-5), "-n is -5"),
+        (SamplingArgs(seed=-2), "--seed is -2, but must be 0 or more, or -1"),
         (SamplingArgs(logit_bias=["99+1"]), "logit_bias names token 99"),
     ):
         with pytest.raises(RequestError, match=said):

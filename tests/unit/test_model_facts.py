@@ -354,7 +354,7 @@ BAD_FILES: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "is empty"),
     "two bytes": (b"GG", "is not a GGUF file"),
     "magic alone": (b"GGUF", "cut short"),
-    "random bytes": (bytes(range(7, 250)), "is not a GGUF file (it begins with"),
+    "random bytes": (bytes(range(7, 250)), "is not a GGUF file (its first bytes are 07 08 09 0a)"),
     "LFS pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull"),
     "web page": (b"<!doctype html><html>", "a web page"),
     "zip archive": (b"PK\x03\x04" + bytes(60), "a zip archive"),
@@ -550,3 +550,11 @@ def test_flipped_bytes_end_in_a_model_error_or_in_facts(changes: list[tuple[int,
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
     assert peak < 8 << 20
+
+
+def test_a_checkpoint_s_folder_says_how_to_convert_it(tmp_path: Path) -> None:
+    with pytest.raises(LoadFailed, match=r"is a folder, but must be a GGUF file$"):
+        model_facts.read(tmp_path)
+    (tmp_path / "config.json").touch()
+    with pytest.raises(LoadFailed, match=f"`gguf-mtp convert {tmp_path}` makes one"):
+        model_facts.read(tmp_path)

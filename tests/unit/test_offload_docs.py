@@ -61,7 +61,6 @@ def test_json_is_one_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ("", "give a model file or --config"),
         ("x.gguf --config config.json", "give a model file or --config"),
         ("--config config.json --vram 24X", "'24X' is not a size"),
         ("--config config.json --type q9", "unknown type 'q9'"),

@@ -203,3 +203,9 @@ def test_a_type_that_needs_importances_for_a_tensor_without(source: Path, tmp_pa
     )
     with pytest.raises(ConversionError, match=r"blk\.1.* as iq2_xs needs .* has none for it"):
         types(source, options)
+
+
+def test_a_pattern_that_matches_no_tensor_is_refused(source: Path) -> None:
+    options = ConvertOptions("q8_0", tensor_types=("attn_k_b=q8_0", "atn_k=q4_0"))
+    with pytest.raises(ConversionError, match="--tensor-type atn_k=q4_0 matches no tensor"):
+        types(source, options)

@@ -74,7 +74,7 @@ BAD: dict[str, tuple[Change, str]] = {
         config(architectures=["LlamaForCausalLM"]),
         "architecture 'LlamaForCausalLM' is not supported (supported: DeepseekV3ForCausalLM",
     ),
-    "no architecture": (without("architectures"), "architecture None is not supported"),
+    "no architecture": (without("architectures"), "the configuration names no architectures"),
     "no gating": (without("scoring_func"), "scoring_func is None, but must be one of softmax"),
     "gating": (config(scoring_func="sqrtsoftplus"), "scoring_func is 'sqrtsoftplus'"),
     "selection": (config(topk_method="greedy"), "topk_method is 'greedy'"),

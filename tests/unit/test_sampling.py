@@ -232,6 +232,11 @@ def test_sampler_names_are_read_as_llama_cpp_reads_them() -> None:
         SamplingParams(samplers=("topk",))
 
 
+def test_a_value_of_another_type_is_named() -> None:
+    with pytest.raises(RequestError, match="temperature is 'a', but must be a number"):
+        SamplingParams(temperature="a")  # type: ignore[arg-type]
+
+
 def test_samplers_in_one_text_are_letters_or_names() -> None:
     assert sampler_order("edskypmxt") == SAMPLERS
     assert sampler_order("temp;top-k") == ("temperature", "top_k")

@@ -181,3 +181,4 @@ def test_the_first_difference_of_the_vocabularies_is_named(
 
 def test_every_name_is_a_drafters() -> None:
     assert parse_drafters(",".join(DRAFTERS)) == tuple(DRAFTERS)
+    assert parse_drafters(list(DRAFTERS)) == tuple(DRAFTERS)

@@ -32,6 +32,7 @@ def test_values_for_machines() -> None:
         "cached_tokens": 4,
         "prefill_s": 0.5,
         "decode_tokens": 30,
+        "first_tokens": 0,
         "decode_s": 2.0,
         "tokens_per_s": 15.0,
         "target_s": 1.5,
