@@ -135,7 +135,7 @@ def test_values_out_of_range_are_named() -> None:
         (("--draft-min", "4", "--draft-max", "2"), "draft_min is 4"),
         (("-c", "-5"), "context size"),
         (("-c", "100000000"), "lower -c"),
-        (("-n", "0"), "max_tokens is 0"),
+        (("-n", "0"), "-n is 0"),
         (("-t", "-2"), "threads"),
     ]:
         assert expected in refused("run", "-p", "x", *options)
