@@ -31,6 +31,7 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 _MAX_HEADER = 100_000_000  # the format's own limit
 _LFS = b"version https://git-lfs"
+_POINTER = "is a Git LFS pointer, not the file; run git lfs pull"
 
 
 class SourceTensor(NamedTuple):
@@ -146,7 +147,9 @@ class Checkpoint:
         if not path.exists():
             if self._shards.has(SINGLE):
                 return {}
-            raise ConversionError(f"{self.folder} holds neither {INDEX} nor {SINGLE}")
+            raise ConversionError(
+                f"{self.folder} holds neither {INDEX} nor {SINGLE}{_what_else(self.folder)}"
+            )
         weight_map = read_json(path).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise ConversionError(f"{path} has no weight_map")
@@ -175,6 +178,17 @@ def folder_name(folder: Path) -> str:
     return folder.resolve().name if folder.name in ("", "..") else folder.name
 
 
+def _what_else(folder: Path) -> str:
+    """What a folder without safetensors or their index holds instead, and what to do."""
+    if any(folder.glob("*.safetensors")):
+        return f", but other .safetensors files; get {INDEX} from where they are from"
+    if any(folder.glob("*.bin")) or any(folder.glob("*.pt")):
+        return ", but PyTorch files; save the model as safetensors first"
+    if any(folder.glob("*.gguf")):
+        return ", but a GGUF file, which needs no conversion"
+    return ""
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file. Raises `ConversionError` when it is absent or holds none."""
     try:
@@ -184,6 +198,8 @@ def read_json(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConversionError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
+        if path.read_bytes().startswith(_LFS):
+            raise ConversionError(f"{path} {_POINTER}") from None
         raise ConversionError(f"{path} is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise ConversionError(f"{path} is not a JSON object")
@@ -198,7 +214,7 @@ def _read_header(read: Callable[[int, memoryview], None], path: Path, size: int)
 
     start = take(0, 8 + len(_LFS))
     if start.startswith(_LFS):
-        raise ConversionError(f"{path} is a Git LFS pointer, not the file; run git lfs pull")
+        raise ConversionError(f"{path} {_POINTER}")
     if len(start) < 8:
         raise ConversionError(f"{path} is not a safetensors file: it has {size} bytes")
     (n,) = struct.unpack("<Q", start[:8])

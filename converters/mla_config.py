@@ -239,11 +239,12 @@ def _fp8_block(config: Mapping[str, Any]) -> tuple[int, int] | None:
     quantization = section(config, "quantization_config")
     if not quantization:
         return None
-    method = quantization.get("quant_method")
-    if method != "fp8" or quantization.get("fmt", "e4m3") != "e4m3":
+    method, fmt = quantization.get("quant_method"), quantization.get("fmt")
+    if method != "fp8" or fmt not in (None, "e4m3"):
         raise ConversionError(
-            f"config.json: quantization is {_shown(method)} {_shown(quantization.get('fmt', ''))}, "
-            "but only 'fp8' 'e4m3' can be converted"
+            "config.json: the weights are quantised with "
+            f"{_shown(method)}{f' ({_shown(fmt)})' if fmt else ''}, but only 'fp8' ('e4m3') can be "
+            "converted"
         )
     block: Any = quantization.get("weight_block_size")
     ok = (

@@ -28,6 +28,12 @@ def folder(tmp_path: Path) -> Path:
     return write(tmp_path / "checkpoint", {}, [A, B], data, n_shards=2)
 
 
+def holds_only(folder: Path, name: str) -> None:
+    for file in (*SHARDS, INDEX):
+        (folder / file).unlink()
+    (folder / name).touch()
+
+
 def read(checkpoint: Checkpoint, name: str, offset: int = 0) -> bytes:
     tensor = checkpoint.tensors[name]
     buffer = bytearray(tensor.n_bytes - offset)
@@ -156,6 +162,20 @@ DAMAGE: list[tuple[str, Callable[[Path], object], str]] = [
     ("empty index", lambda f: index(f), f"{INDEX} has no weight_map"),
     ("index is no json", lambda f: (f / INDEX).write_text("{"), f"{INDEX} is not JSON"),
     ("no index", lambda f: (f / INDEX).unlink(), f"holds neither {INDEX} nor model.safetensors"),
+    (
+        "no index but shards",
+        lambda f: (f / INDEX).unlink(),
+        f"other .safetensors files; get {INDEX}",
+    ),
+    (
+        "config is a pointer",
+        lambda f: (f / "config.json").write_text(
+            "version https://git-lfs.github.com/spec/v1\noid 1"
+        ),
+        "config.json is a Git LFS pointer",
+    ),
+    ("PyTorch", lambda f: holds_only(f, "pytorch_model.bin"), "but PyTorch files; save the model"),
+    ("GGUF", lambda f: holds_only(f, "model.gguf"), "but a GGUF file, which needs no conversion"),
     ("no config", lambda f: (f / "config.json").unlink(), "config.json is missing"),
     ("config is a list", lambda f: (f / "config.json").write_text("[]"), "is not a JSON object"),
 ]

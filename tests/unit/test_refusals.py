@@ -101,8 +101,8 @@ BAD: dict[str, tuple[Change, str]] = {
     "rope factor": (rope(factor="four"), "factor is 'four'"),
     "mscale": (rope(mscale=0.7), "mscale is 0.7 and mscale_all_dim 1.0"),
     "no mscale": (rope(mscale=0, mscale_all_dim=0), "mscale is 0 and mscale_all_dim 0"),
-    "quantisation": (fp8(quant_method="awq"), "quantization is 'awq' 'e4m3'"),
-    "format": (fp8(fmt="e5m2"), "quantization is 'fp8' 'e5m2'"),
+    "quantisation": (fp8(quant_method="awq"), "quantised with 'awq' ('e4m3'), but only"),
+    "format": (fp8(fmt="e5m2"), "quantised with 'fp8' ('e5m2'), but only"),
     "no block size": (fp8(weight_block_size=None), "weight_block_size is None"),
     "other block size": (
         fp8(weight_block_size=[64, 64]),
