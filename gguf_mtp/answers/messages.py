@@ -18,7 +18,8 @@ _MAY_BE_EMPTY = ("assistant", "tool")
 
 def for_template(messages: Sequence[Message]) -> list[Message]:
     """Raises `RequestError` for what is no conversation."""
-    if isinstance(messages, str) or not all(isinstance(m, Mapping) for m in messages):
+    is_list = isinstance(messages, Sequence) and not isinstance(messages, str)
+    if not is_list or not all(isinstance(message, Mapping) for message in messages):
         raise RequestError('messages must be a list like [{"role": "user", "content": "Hello"}]')
     if not messages:
         raise RequestError("messages is empty")

@@ -162,6 +162,7 @@ def test_schema_and_grammar_contradict_each_other(session: Session) -> None:
     [
         ("hi", "messages must be a list like"),
         (["hi"], "messages must be a list like"),
+        (None, "messages must be a list like"),
         ([], "messages is empty"),
         ([{"content": "x"}], r"messages\[0\] has no role"),
         ([{"role": "user", "content": 5}], "neither text nor a list"),
