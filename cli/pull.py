@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Annotated
 
@@ -39,8 +38,9 @@ def pull(
 
 def say_it_ourselves(quiet: bool) -> None:
     """Keeps huggingface_hub from telling of each of its tries, twice; `quiet` of progress too."""
+    from huggingface_hub.utils import logging
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it sets its own when imported
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     if quiet:
         disable_progress_bars()

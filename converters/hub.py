@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -169,6 +170,8 @@ class _Problem(NamedTuple):
 
 def _problem(error: BaseException) -> _Problem:
     """The first cause is what happened; later ones say what became of it."""
+    if _is_offline(error):
+        return _Problem("the hub's name cannot be resolved; is there a network?", True)
     while error.__cause__ is not None:
         error = error.__cause__
     status = getattr(getattr(error, "response", None), "status_code", None)
@@ -180,6 +183,15 @@ def _problem(error: BaseException) -> _Problem:
         return _Problem(f"{error.filename}: {error.strerror}", True)  # a disk, not the network
     lines = str(error).splitlines()
     return _Problem(lines[0] if lines else type(error).__name__, False)
+
+
+def _is_offline(error: BaseException | None) -> bool:
+    """Whether a name was unknown, below whatever the HTTP client made of it."""
+    while error is not None:
+        if isinstance(error, socket.gaierror):
+            return error.errno == socket.EAI_NONAME
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def fetch_checkpoint(hub: Hub, repo: Repo, needs: Needs, with_shards: bool = True) -> Path:

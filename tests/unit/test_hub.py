@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -199,6 +200,22 @@ def test_names_of_repositories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "me" / "demo").mkdir(parents=True)
     assert parse("me/demo") is None
+
+
+@pytest.mark.parametrize(("code", "n_pauses"), [(socket.EAI_NONAME, 0), (socket.EAI_AGAIN, 4)])
+def test_without_a_network_nothing_is_tried_again(code: int, n_pauses: int) -> None:
+    """huggingface_hub has tried for half a minute by then; a resolver that is busy may recover."""
+    pauses: list[float] = []
+
+    def ask(_: object) -> None:
+        try:
+            raise socket.gaierror(code, "Name or service not known")
+        except OSError:
+            raise OSError("the client's own words") from None  # as httpcore does
+
+    with pytest.raises(ConversionError, match=r"cannot fetch a/b( after 5 tries)?: the"):
+        Hub(pause=pauses.append)._ask(Repo("a/b"), ask)
+    assert len(pauses) == n_pauses
 
 
 # -- the commands ------------------------------------------------------------------------------
