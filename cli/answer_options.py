@@ -121,8 +121,8 @@ class SessionWithOptions:
     def chat(
         self,
         messages: Sequence[Mapping[str, str]],
-        params: SamplingParams | None = None,
-        max_tokens: int = 1 << 30,
+        params: SamplingParams | None,
+        max_tokens: int,
     ) -> Iterator[Piece]:
         """See `Session.chat`."""
         return self._session.chat(messages, params, max_tokens, options=self._options)

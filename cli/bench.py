@@ -53,10 +53,11 @@ class MeasureArgs:
         """Beside plain decoding: fixed depths and automatic, or sets of drafters."""
         from ..bench.run import AUTO, automatic, fixed
 
-        if self.draft_model and not any("model" in d or "mtp" in d for d in self.draft or ()):
+        sets = tuple(automatic(names, self.draft_model) for names in self.draft or ())
+        if self.draft_model and not any(way.draft_model for way in sets):
             raise typer.BadParameter("--draft-model needs --draft model")
-        if self.draft:
-            return tuple(automatic(names, self.draft_model) for names in self.draft)
+        if sets:
+            return sets
         return (*map(fixed, _counts(self.depths, "--depths")), AUTO)
 
 

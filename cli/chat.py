@@ -49,8 +49,8 @@ class Talker(Protocol):
     def chat(
         self,
         messages: Sequence[Mapping[str, str]],
-        params: SamplingParams | None = None,
-        max_tokens: int = ...,
+        params: SamplingParams | None,
+        max_tokens: int,
     ) -> Iterator[Piece]: ...
 
 

@@ -221,7 +221,9 @@ class SamplingArgs:
     @property
     def n_max(self) -> int:
         """The bound as a number; -1 stands for as many as fit."""
-        return 1 << 30 if self.max_tokens == -1 else self.max_tokens
+        from ..params import AS_MANY_AS_FIT
+
+        return AS_MANY_AS_FIT if self.max_tokens == -1 else self.max_tokens
 
     def given(self) -> dict[str, Any]:
         """What was given on the command line, by the names of `SamplingParams`.

@@ -23,7 +23,7 @@ from ..answers.parse import Finish
 from ..depth import FixedDepth
 from ..depth.protocol import Depth
 from ..errors import RequestError
-from ..params import SamplingParams
+from ..params import AS_MANY_AS_FIT, SamplingParams
 from ..session import Piece
 from ..stats import Stats
 
@@ -60,13 +60,13 @@ class RemoteSession:
         self,
         messages: Sequence[Mapping[str, str]],
         params: SamplingParams | None = None,
-        max_tokens: int = 1 << 30,
+        max_tokens: int = AS_MANY_AS_FIT,
     ) -> Iterator[Piece]:
         """The answer to `messages`, piece by piece; pieces may be empty. How to sample is the
         server's business and that of `fields`: `params` must be None."""
         assert params is None
         body = {"model": self.model, "messages": list(messages), "stream": True, **self._fields}
-        if max_tokens < 1 << 30:
+        if max_tokens < AS_MANY_AS_FIT:
             body["max_tokens"] = max_tokens
         return self._pieces(self._connect("/chat/completions", body))
 

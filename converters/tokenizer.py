@@ -106,9 +106,15 @@ def _more_ends(checkpoint: Checkpoint, n_vocab: int, eos: Value | None) -> dict[
     """config.json and generation_config.json may list several tokens that end an answer, in any
     order; llama.cpp has two more keys. `eos` is the tokenizer's own."""
     ends: list[int] = []
-    for file in ("config.json", "generation_config.json"):
-        ids = (checkpoint.json(file) or {}).get("eos_token_id")
-        for id_ in ids if isinstance(ids, list) else [] if ids is None else [ids]:
+    generation = checkpoint.json("generation_config.json") or {}
+    for file, config in (
+        ("config.json", checkpoint.config),
+        ("generation_config.json", generation),
+    ):
+        ids = config.get("eos_token_id")
+        if ids is None:
+            continue
+        for id_ in ids if isinstance(ids, list) else [ids]:
             if type(id_) is not int or not 0 <= id_ < n_vocab:
                 raise ConversionError(
                     f"{file}: eos_token_id is {ids!r:.60}, but must be ids below {n_vocab}"

@@ -49,6 +49,7 @@ def refusal(*arguments: str) -> str:
         (("serve", "--api-key", ""), "--api-key is empty"),
         (("serve", "--alias", ""), "--alias is empty"),
         (("bench", "--draft-model", "x.gguf"), "--draft-model needs --draft model"),
+        (("bench", "--draft", "mtp", "--draft-model", "x"), "--draft-model needs --draft model"),
     ],
 )
 def test_values_that_mean_nothing(arguments: tuple[str, ...], said: str) -> None:
