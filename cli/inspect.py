@@ -27,6 +27,12 @@ def inspect(
         typer.Argument(help="A GGUF file, or its first shard.", show_default="the demo model"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    deep: Annotated[
+        bool,
+        typer.Option(
+            "--deep", help="Also load the file in a child process and decode two tokens with it."
+        ),
+    ] = False,
 ) -> None:
     """Show what a model file contains, and whether its MTP block can draft."""
     from ..gguf import side_file
@@ -49,6 +55,11 @@ def inspect(
             }
         found["side_file"] = side.path if side else None
         found["placement"] = _placement(facts, side)
+    if deep:
+        from ..loading import first_load
+
+        first_load.check([first_load.FirstLoad(facts, facts.n_mtp > 0)], always=True)
+        found["loads"] = True
     if as_json:
         typer.echo(json.dumps(found, ensure_ascii=False, indent=2))
     else:
@@ -85,6 +96,8 @@ def _show(found: Mapping[str, Any]) -> None:
             f"lacks {', '.join(missing)}: llama.cpp uses defaults, so the text may differ",
             markup=False,
         )
+    if found.get("loads"):
+        console.print("loads and decodes two tokens", markup=False)
     if "placement" in found:
         console.print(f"placement: {found['placement']}", markup=False)
     console.print()

@@ -1,8 +1,8 @@
 """GGUF header -> `ModelFacts`; refuses, in words, what llama.cpp would abort the process on.
 
-Knows llama.cpp's names for hyperparameters and what its loader asserts for every architecture. What
-one architecture asserts on top (and what its MTP graph asserts) is that architecture's module,
-today `deepseek2.py` alone. How a header lies in a file is `header.py`.
+Knows llama.cpp's names for hyperparameters. What its loader asserts for every architecture is in
+`load_rules`, what one asserts on top (and what its MTP graph asserts) in `arch`. How a header lies
+in a file is `header`'s.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from gguf_mtp.gguf import cache_layout
 from gguf_mtp.gguf.arch import deepseek2, deepseek32, nextn, recurrent
 from gguf_mtp.gguf.header import Header, read_header
 from gguf_mtp.gguf.hparams import Hparams
+from gguf_mtp.gguf.load_rules import why_not_load
 from gguf_mtp.types import ModelFacts, TensorInfo
 
 __all__ = ["facts", "is_side_file", "read", "read_any", "summary"]
@@ -34,9 +35,7 @@ ARCHITECTURES: Mapping[str, tuple[Check, Check]] = {
 DRAFT_HEADS = {"eagle3": "an EAGLE-3 head", "dflash": "a DFlash head"}
 """Architectures that draft from another model's layers: alone they run from an input that nothing
 fills, and answer with noise."""
-MAX_LAYERS, MAX_EXPERTS = 512, 1024  # llama-hparams.h
 FIRST_TENSOR = "blk.0.attn_norm.weight"
-ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 
 # Which part of the model a tensor belongs to, by its name inside its layer; first match wins.
 GROUPS: Sequence[tuple[str, str]] = (
@@ -101,7 +100,7 @@ def _facts(header: Header, path: str) -> ModelFacts:
         raise UnsupportedModel(f"{path} holds no tensors, so it is a vocabulary without a model")
     hparams = Hparams(header.kv, arch, path)
     n_blocks, n_mtp = hparams.count("block_count"), hparams.count("nextn_predict_layers", 0)
-    problem = _why_not_load(header, hparams)
+    problem = why_not_load(header, hparams)
     why_not_run, why_not_draft = ARCHITECTURES.get(arch, (None, None))
     if problem is None and why_not_run is not None:
         problem = why_not_run(header, hparams)
@@ -142,45 +141,6 @@ def _why_draft(hparams: Hparams, n_layer: int) -> str:
         f"{found}; {n_states} of {n_layer} layers are recurrent, so each sequence keeps a state of "
         f"{size:,.2f} MiB, plus one more for each token of --draft-max"
     )
-
-
-def _why_not_load(header: Header, hparams: Hparams) -> str | None:
-    """What llama_model_base::load_hparams and the CPU's operators assert for every model."""
-    n_blocks, n_mtp = hparams.count("block_count"), hparams.count("nextn_predict_layers", 0)
-    if not 1 <= n_blocks <= MAX_LAYERS:
-        return f"it has {n_blocks} blocks, but llama.cpp takes 1 to {MAX_LAYERS}"
-    if n_mtp >= n_blocks:
-        return f"its header declares {n_mtp} MTP blocks, but only {n_blocks} blocks in all"
-    scaling = hparams.get("rope.scaling.type", "linear")
-    if scaling not in ROPE_SCALINGS:
-        return f"its RoPE scaling {scaling!r} is not one of {', '.join(ROPE_SCALINGS)}"
-    for tensor in header.tensors:
-        if tensor.name.endswith("norm.weight") and tensor.type != "F32":
-            return f"{tensor.name} is {tensor.type}, but llama.cpp requires F32 norms"
-    return _why_not_route(hparams)
-
-
-def _why_not_route(hparams: Hparams) -> str | None:
-    n_expert, n_used = hparams.count("expert_count", 0), hparams.largest("expert_used_count", 0)
-    n_groups = hparams.count("expert_group_count", 0)
-    if hparams.arch.startswith("hunyuan") and n_expert <= 1:
-        return None  # the loader takes these for dense models
-    if n_expert > MAX_EXPERTS:
-        return f"it has {n_expert} experts, but llama.cpp takes at most {MAX_EXPERTS}"
-    if n_used > n_expert or (n_expert and not n_used):
-        return f"it uses {n_used} of {n_expert} experts"
-    if n_groups and n_groups >= n_expert:
-        return f"it has {n_groups} expert groups, but only {n_expert} experts"
-    if n_groups > 1:
-        n_groups_used = hparams.count("expert_group_used_count", 0)
-        if n_expert % n_groups:
-            return f"its {n_expert} experts do not divide into {n_groups} groups"
-        if not 0 < n_groups_used < n_groups:
-            return (
-                f"it uses {n_groups_used} of {n_groups} expert groups, but must use at least one "
-                "and not all"
-            )
-    return None
 
 
 def summary(facts: ModelFacts) -> dict[str, Any]:

@@ -34,13 +34,14 @@ class ModelOptions:
     """How weights are loaded. `n_gpu_layers` counts the MTP block and the output as layers; -1 is
     all; where a plan says what goes where (`load_params`), it is not looked at. `load_mode` is one
     of `offload.options.LOAD_MODES`. `no_alloc` reads the header only and reckons what memory would
-    be taken."""
+    be taken; without `repack` weights stay as the file has them, slower to multiply."""
 
     n_gpu_layers: int = -1
     load_mtp: bool = False
     load_params: LoadParams | None = None
     load_mode: str = "auto"
     no_alloc: bool = False
+    repack: bool = True
 
 
 class Model:
@@ -60,7 +61,7 @@ class Model:
         params.load_mtp = options.load_mtp
         params.n_gpu_layers = options.n_gpu_layers
         params.load_mode = LOAD_MODES[options.load_mode]
-        params.no_alloc = options.no_alloc
+        params.no_alloc, params.use_extra_bufts = options.no_alloc, options.repack
         # llama.cpp borrows these arrays for as long as the model lives.
         self._overrides = TensorOverrides(
             params, options.load_params or _unplanned(options.n_gpu_layers)

@@ -22,7 +22,7 @@ from gguf_mtp.engine.engine import Engine
 from gguf_mtp.errors import RequestError
 from gguf_mtp.gguf import missing_keys, model_facts
 from gguf_mtp.gguf.bytes_per_token import kv_per_cell, weights_per_token
-from gguf_mtp.loading import depth_cache
+from gguf_mtp.loading import depth_cache, first_load
 from gguf_mtp.loading.build import BuildSpec, build
 from gguf_mtp.loading.select import DrafterSelection, DraftOptions, select_drafters
 from gguf_mtp.offload import Contexts, Subject
@@ -92,14 +92,16 @@ class LoadOptions:
 def load(path: str | Path, options: LoadOptions | None = None) -> Session:
     """Loads a GGUF and makes it ready to answer; a context manager.
 
-    Raises `LoadFailed` (missing, damaged, no memory), `UnsupportedModel` (cannot run; cannot draft
-    as `draft` demands), `RequestError` (options that contradict each other).
+    A file that was not loaded here before is first loaded in a child process (`first_load`). Raises
+    `LoadFailed` (missing, damaged, no memory), `UnsupportedModel` (cannot run; cannot draft as
+    `draft` demands), `RequestError` (options that contradict each other).
     """
     options = options or LoadOptions()
     facts = model_facts.read(path)
     if remark := missing_keys.warning(facts):
         log.warning("%s", remark)
     selection = _select(facts, options)
+    first_load.check(_files(facts, selection))
     n_ctx = options.n_ctx or min(facts.context_length, N_CTX)
     subject = _subject(facts, selection, options, n_ctx)
     with ExitStack() as stack:
@@ -131,6 +133,16 @@ def _select(facts: ModelFacts, options: LoadOptions) -> DrafterSelection:
         return DrafterSelection()
     is_fixed = options.draft_min == options.draft_max
     return select_drafters(facts, DraftOptions(options.draft, options.draft_model, is_fixed))
+
+
+def _files(facts: ModelFacts, selection: DrafterSelection) -> list[first_load.FirstLoad]:
+    """Every file that will be loaded."""
+    files = [first_load.FirstLoad(facts, selection.uses_own_block)]
+    if selection.side is not None:
+        files.append(first_load.FirstLoad(selection.side, with_block=True))
+    if selection.model is not None:
+        files.append(first_load.FirstLoad(selection.model, with_block=False))
+    return files
 
 
 def _placement_options(options: LoadOptions) -> PlacementOptions:

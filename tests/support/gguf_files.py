@@ -149,8 +149,10 @@ class Model:
         n = 1
         for extent in shape:
             n *= extent
-        # Of the types tests use: F32, F16, Q8_0, I32.
-        block, width = {0: (1, 4), 1: (1, 2), 8: (32, 34), 26: (1, 4)}[self.types.get(name, 0)]
+        # Of the types tests use: F32, F16, Q8_0, I32, F64.
+        block, width = {0: (1, 4), 1: (1, 2), 8: (32, 34), 26: (1, 4), 28: (1, 8)}[
+            self.types.get(name, 0)
+        ]
         return n // block * width
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import math
 import os
 import re
 import struct
@@ -181,6 +182,10 @@ def lite(model: Model) -> None:
     model.shapes |= {f"blk.{index}.attn_q.weight": (32, 32) for index in range(27)}
 
 
+def epsilon(value: float) -> Change:
+    return lambda model: model.hyper.__setitem__("attention.layer_norm_rms_epsilon", value)
+
+
 ABORTS: dict[str, tuple[Change, str]] = {
     "no blocks": (hyper(block_count=0), "0 blocks"),
     "too many blocks": (hyper(block_count=513), "513 blocks"),
@@ -195,12 +200,16 @@ ABORTS: dict[str, tuple[Change, str]] = {
     "all groups used": (hyper(expert_group_used_count=2), "2 of 2 expert groups"),
     "unknown gating function": (hyper(expert_gating_func=9), "gating function is 9"),
     "RoPE wider than a head": (hyper(rope__dimension_count=16), "16 of the 16"),
-    "RoPE on an odd number": (odd_rope, "7 of the 16"),
+    "RoPE on an odd number": (odd_rope, "its rope.dimension_count is 7"),
     "two cached heads": (hyper(attention__head_count_kv=2), "2 keys of 32 values"),
     "a cached head too narrow": (hyper(attention__key_length=16), "1 keys of 16 values"),
     "half-precision norm": (kinds("blk.1.attn_norm.weight", 1), "blk.1.attn_norm.weight is F16"),
     "integer matrix": (kinds("blk.1.attn_output.weight", 26), "attn_output.weight is I32"),
+    "integer embedding": (kinds("token_embd.weight", 26), "token_embd.weight is I32"),
+    "double head": (kinds("output.weight", 28), "output.weight is F64"),
     "half-precision bias": (kinds("blk.1.exp_probs_b.bias", 1), "exp_probs_b.bias is F16"),
+    "a negative epsilon": (epsilon(-1.0), "layer_norm_rms_epsilon is -1.0"),
+    "no epsilon at all": (epsilon(math.nan), "layer_norm_rms_epsilon is nan"),
     "temperature without its length": (hyper(attention__temperature_scale=0.1), "temperature"),
     "MTP block alone": (mtp_only, "without the rest of the model"),
     "tokens equal up to a NUL": (lambda m: m.tokens.__setitem__(299, "<w0>\0x"), "token 299"),
@@ -235,9 +244,17 @@ HALF_A_BLOCK: dict[str, tuple[Change, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", ABORTS | HALF_A_BLOCK)
+# Other architectures' graphs abort on these, or compute no numbers.
+SENSELESS: dict[str, tuple[Change, str]] = {
+    "an endless epsilon": (epsilon(math.inf), "layer_norm_rms_epsilon is inf"),
+    "no layer has attention": (hyper(full_attention_interval=0), "full_attention_interval is 0"),
+}
+REFUSED = ABORTS | HALF_A_BLOCK | SENSELESS
+
+
+@pytest.mark.parametrize("name", REFUSED)
 def test_what_llama_cpp_cannot_run_is_refused_in_words(name: str, tmp_path: Path) -> None:
-    change, words = (ABORTS | HALF_A_BLOCK)[name]
+    change, words = REFUSED[name]
     with pytest.raises(ModelError, match=re.escape(words)) as caught:
         model_facts.read(bent(tmp_path / "bent.gguf", change))
     assert "bent.gguf" in str(caught.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -16,8 +17,9 @@ from gguf_mtp.gguf.header import Header
 from gguf_mtp.gguf.hparams import Hparams
 from gguf_mtp.loading.loader import LoadOptions, load
 from gguf_mtp.params import SamplingParams
+from gguf_mtp.types import TensorInfo
 from tests.support.gguf_files import Model, bent
-from tests.support.recurrent_models import ARCHITECTURES
+from tests.support.recurrent_models import ARCHITECTURES, N_LAYER
 
 N_EMBD, N_HEAD, D_HEAD, N_EXPERT, N_FF = 32, 2, 16, 4, 20
 
@@ -152,10 +154,19 @@ def test_a_sound_recurrent_header_is_taken(arch: str) -> None:
         ("qwen35", {"ssm.inner_size": 128}, "128 values into 4 heads"),
         ("qwen35", {"ssm.group_count": 0}, "and 0 groups"),
         ("qwen35moe", {"expert_count": 0}, "it has no experts"),
+        ("qwen35moe", {"rope.dimension_count": 0}, "cannot rotate 0 of the 32"),
+        ("qwen35moe", {"rope.dimension_count": 34}, "cannot rotate 34 of the 32"),
+        ("qwen35", {"rope.dimension_sections": [0, 0, 0, 4]}, r"sections are \[0, 0, 0, 4\]"),
+        ("qwen35", {"rope.dimension_sections": [16, 16, 1, 0]}, "more than the 32 of a head"),
+        ("qwen35", {"rope.dimension_sections": 4}, "sections are 4"),
+        ("qwen35", {"blk.1.attn_gate.weight": None}, "blk.1.attn_gate.weight is missing"),
+        ("qwen35moe", {"blk.0.attn_qkv.weight": None}, "blk.0.attn_qkv.weight is missing"),
         ("nemotron_h_moe", {"ssm.inner_size": 66}, "66 values into 4 heads"),
         ("bailingmoe3", {"kda.gate_lower_bound": 0.0}, "no bounded gate"),
         ("bailingmoe3", {"kda.safe_gate": False}, "no bounded gate"),
         ("bailingmoe3", {"attention.key_length": 64}, "keys of 64 values, .* writes 32"),
+        ("bailingmoe3", {"kda.gate_lower_bound": math.nan}, "no bounded gate"),
+        ("bailingmoe3", {"expert_gating_func": 0}, "gating function is 0"),
         ("bailingmoe3", {"kda.head_dim": 0}, "kda.head_dim is 0"),
     ],
 )
@@ -167,6 +178,11 @@ def test_what_would_abort_is_refused(arch: str, changes: dict[str, object], why:
 
 
 def bad(arch: str, changes: dict[str, object]) -> str | None:
-    hyper = {**ARCHITECTURES[arch][0], **changes}
-    kv = {f"{arch}.{key}": value for key, value in hyper.items()}
-    return recurrent.why_not_run(Header(kv=kv, tensors=()), Hparams(kv, arch, "m.gguf"))
+    """What is wrong with a header so changed; of a tensor's name that is None, without it."""
+    hyper, layer = ARCHITECTURES[arch]
+    kv = {f"{arch}.{key}": value for key, value in {**hyper, **changes}.items()}
+    names = [f"blk.{i}.{name}" for i in range(N_LAYER) for name in layer(i)]
+    tensors = tuple(
+        TensorInfo(name, (1,), "F32", 4, 0, "m.gguf") for name in names if name not in changes
+    )
+    return recurrent.why_not_run(Header(kv, tensors), Hparams(kv, arch, "m.gguf"))

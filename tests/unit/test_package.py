@@ -21,7 +21,7 @@ from gguf_mtp.params import SamplingParams
 ROOT = Path(__file__).parents[2]
 HEAVY = ("llama_cpp", "torch", "fastapi", "rich")
 # llama/ and what is built on it may load llama.cpp; the command line loads what a command needs.
-NOT_PURE = {f"gguf_mtp.loading.{name}" for name in ("build", "loader")}
+NOT_PURE = {f"gguf_mtp.loading.{name}" for name in ("build", "first_load", "loader")}
 NOT_PURE |= {f"gguf_mtp.placement.{name}" for name in ("checked_plan", "detect", "draft_placement")}
 NOT_PURE_BELOW = ("gguf_mtp.bench", "gguf_mtp.cli", "gguf_mtp.llama", "gguf_mtp.server")
 

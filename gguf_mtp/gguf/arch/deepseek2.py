@@ -7,18 +7,12 @@ it. In the MTP block it is, because a file with half a block is refused even for
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from gguf_mtp.gguf.header import Header
 from gguf_mtp.gguf.hparams import Hparams
-from gguf_mtp.types import TensorInfo
 
 __all__ = ["why_not_draft", "why_not_run"]
-
-GATING_FUNCTIONS = range(5)  # LLAMA_EXPERT_GATING_FUNC_TYPE_*; 0 is taken for softmax
-# Types without a matrix multiplication on the CPU: the process dies in the first decode.
-NO_PRODUCT = ("F64", "I8", "I16", "I32", "I64", "Q8_1", "Q8_K")
 
 
 class _HeadSizes(NamedTuple):
@@ -88,9 +82,6 @@ def why_not_run(header: Header, hparams: Hparams) -> str | None:
             f"its KV cache holds {cached[1]} keys of {cached[0]} values per token "
             f"(head_count_kv, key_length), but its attention writes {needed[1]} of {needed[0]}"
         )
-    gating = hparams.count("expert_gating_func", 0)
-    if gating not in GATING_FUNCTIONS:
-        return f"its experts' gating function is {gating}, which llama.cpp does not support"
     if hparams.get("attention.temperature_scale", 0.0) and not hparams.count(
         "attention.temperature_length", 0
     ):
@@ -101,16 +92,7 @@ def why_not_run(header: Header, hparams: Hparams) -> str | None:
             f"its {n_groups} expert groups hold one expert each, but routing sums the two best "
             "experts of a group"
         )
-    return next(_without_product(header.tensors), None) or _half_a_block(header, hparams)
-
-
-def _without_product(tensors: tuple[TensorInfo, ...]) -> Iterator[str]:
-    for tensor in tensors:
-        is_matrix = len(tensor.shape) > 1 and tensor.name.endswith(".weight")
-        if is_matrix and tensor.type in NO_PRODUCT:
-            yield f"{tensor.name} is {tensor.type}, which llama.cpp cannot multiply"
-        if tensor.name.endswith("exp_probs_b.bias") and tensor.type != "F32":
-            yield f"{tensor.name} is {tensor.type}, but llama.cpp requires F32 biases"
+    return _half_a_block(header, hparams)
 
 
 def why_not_draft(header: Header, hparams: Hparams) -> str | None:

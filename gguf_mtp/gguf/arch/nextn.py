@@ -21,6 +21,7 @@ __all__ = [
     "why_not_draft",
     "why_not_heads",
     "why_not_known",
+    "why_not_rotate",
     "why_not_run",
 ]
 
@@ -45,7 +46,8 @@ def why_not_known(hparams: Hparams) -> str:
 
 def why_not_run(_: Header, hparams: Hparams) -> str | None:
     """What would abort the process in a plain run, or None."""
-    return why_not_heads(hparams) or why_no_experts(hparams)
+    hparams.count("attention.head_count_kv", 0)  # equal in all layers
+    return why_not_heads(hparams) or why_not_rotate(hparams) or why_no_experts(hparams)
 
 
 def why_not_heads(hparams: Hparams) -> str | None:
@@ -54,6 +56,15 @@ def why_not_heads(hparams: Hparams) -> str | None:
     if key == value:
         return None
     return f"its heads have {key} key and {value} value dimensions, but the two must be equal"
+
+
+def why_not_rotate(hparams: Hparams) -> str | None:
+    """RoPE turns a part of each head, or all of it."""
+    head = hparams.count("attention.key_length", 0)
+    n_rot = hparams.count("rope.dimension_count", head)
+    if 0 < n_rot <= head:
+        return None
+    return f"RoPE cannot rotate {n_rot} of the {head} dimensions of a head"
 
 
 def why_no_experts(hparams: Hparams) -> str | None:

@@ -8,7 +8,7 @@ to check.
 
 from __future__ import annotations
 
-from gguf_mtp.gguf.arch.nextn import why_no_experts, why_not_heads
+from gguf_mtp.gguf.arch.nextn import why_no_experts, why_not_heads, why_not_rotate
 from gguf_mtp.gguf.cache_layout import kept
 from gguf_mtp.gguf.header import Header
 from gguf_mtp.gguf.hparams import Hparams
@@ -16,11 +16,37 @@ from gguf_mtp.gguf.hparams import Hparams
 __all__ = ["why_not_run"]
 
 
-def why_not_run(_: Header, hparams: Hparams) -> str | None:
+def why_not_run(header: Header, hparams: Hparams) -> str | None:
     """What would abort the process in a plain run, or None."""
     if hparams.arch == "bailingmoe3":
         return _why_not_kda(hparams)
-    return why_no_experts(hparams) or why_not_heads(hparams) or _why_not_state(hparams)
+    why = why_no_experts(hparams) or why_not_heads(hparams) or _why_not_state(hparams)
+    if why is None and hparams.arch.startswith("qwen"):
+        why = why_not_rotate(hparams) or _why_no_sections(hparams)
+        why = why or _missing_of_delta_net(header, hparams)
+    return why
+
+
+def _why_no_sections(hparams: Hparams) -> str | None:
+    """RoPE in sections, for time, height and width."""
+    sections, head = hparams.get("rope.dimension_sections"), hparams.count("attention.key_length")
+    if not isinstance(sections, list) or not any(sections[:3]) or sum(sections) > head:
+        return (
+            f"its rope.dimension_sections are {sections}, but must have some dimensions and no "
+            f"more than the {head} of a head"
+        )
+    return None
+
+
+def _missing_of_delta_net(header: Header, hparams: Hparams) -> str | None:
+    """Tensors that the loader takes as optional, and the graph reads."""
+    n_layer = hparams.count("block_count") - hparams.count("nextn_predict_layers", 0)
+    names = {tensor.name for tensor in header.tensors}
+    for layer, what in enumerate(kept(hparams.kv, hparams.arch, n_layer)):
+        for part in ("attn_qkv", "attn_gate") if what == "state" else ():
+            if f"blk.{layer}.{part}.weight" not in names:
+                return f"blk.{layer}.{part}.weight is missing"
+    return None
 
 
 def _why_not_state(hparams: Hparams) -> str | None:
@@ -37,8 +63,11 @@ def _why_not_state(hparams: Hparams) -> str | None:
 
 
 def _why_not_kda(hparams: Hparams) -> str | None:
-    if not hparams.get("kda.safe_gate", True) or hparams.get("kda.gate_lower_bound", 0.0) >= 0:
+    is_bounded = hparams.get("kda.gate_lower_bound", 0.0) < 0  # not of a NaN
+    if not hparams.get("kda.safe_gate", True) or not is_bounded:
         return "its recurrent layers have no bounded gate (kda.safe_gate, kda.gate_lower_bound < 0)"
+    if hparams.get("expert_gating_func", 1) == 0:
+        return "its experts' gating function is 0, but must be named"
     cached = hparams.count("attention.key_length", 0)
     needed = hparams.count("attention.kv_lora_rank") + hparams.count("rope.dimension_count")
     if cached != needed:
