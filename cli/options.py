@@ -92,6 +92,32 @@ class ModelArgs:
         ),
     ] = False
 
+    chat_template: Annotated[
+        str | None,
+        typer.Option(
+            "--chat-template",
+            metavar="TEXT",
+            help="Chat template to use instead of the model's own, in Jinja.",
+            show_default=False,
+        ),
+    ] = None
+    chat_template_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--chat-template-file",
+            metavar="FILE",
+            help="File with the chat template to use.",
+            show_default=False,
+        ),
+    ] = None
+    parse_special_content: Annotated[
+        bool,
+        typer.Option(
+            "--parse-special-content",
+            help="Let messages name control tokens, such as <|im_end|>; they are text otherwise.",
+        ),
+    ] = False
+
     def load_options(self, placement_args: PlacementArgs | None = None) -> LoadOptions:
         """Raises `RequestError` for values out of range."""
         from platformdirs import user_cache_dir
@@ -109,7 +135,24 @@ class ModelArgs:
             draft_p_min=self.draft_p_min,
             memory=Path(user_cache_dir("gguf-mtp")) / "depth",
             strict=self.strict,
+            chat_template=self._chat_template(),
+            parse_special_content=self.parse_special_content,
         )
+
+    def _chat_template(self) -> str | None:
+        """Raises `RequestError` for a file that cannot be read, and for two templates."""
+        from ..errors import RequestError
+
+        text, file = self.chat_template, self.chat_template_file
+        if file is None:
+            return text
+        if text is not None:
+            raise RequestError("--chat-template and --chat-template-file cannot be combined")
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            raise RequestError(f"cannot read {file}: {why}") from None
 
 
 @dataclass(frozen=True)

@@ -40,14 +40,16 @@ class RequestError(GgufMtpError):
 
 
 class ContextFull(RequestError):
-    """The prompt does not fit the context."""
+    """The prompt does not fit the context. `is_least`: it was not tokenised, as it cannot be fewer
+    tokens than `n_prompt`."""
 
-    def __init__(self, n_prompt: int, n_ctx: int) -> None:
+    def __init__(self, n_prompt: int, n_ctx: int, is_least: bool = False) -> None:
+        least = "at least " if is_least else ""
         super().__init__(
-            f"the prompt has {n_prompt} tokens, but the context holds {n_ctx} "
+            f"the prompt has {least}{n_prompt} tokens, but the context holds {n_ctx} "
             "and one must stay free for the answer; raise -c or shorten the prompt"
         )
-        self.n_prompt, self.n_ctx = n_prompt, n_ctx
+        self.n_prompt, self.n_ctx, self.is_least = n_prompt, n_ctx, is_least
 
 
 class Unavailable(GgufMtpError):

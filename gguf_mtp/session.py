@@ -66,7 +66,8 @@ class Session:
 
     `engine`, `vocab` and `grammars` are public for those who work with tokens; `text` is what
     prepares answers. `side` are the facts of the file that drafts when it is not the model's own;
-    `placement` says on which device everything is.
+    `placement` says on which device everything is; `chat_template` and `parses_content` are
+    `TextModel`'s.
     """
 
     def __init__(
@@ -77,6 +78,8 @@ class Session:
         resources: ExitStack,
         side: ModelFacts | None = None,
         placement: PlacementReport | None = None,
+        chat_template: str | None = None,
+        parses_content: bool = False,
     ) -> None:
         self.engine, self.vocab, self.facts, self.side = engine, vocab, facts, side
         self.placement = placement
@@ -86,6 +89,8 @@ class Session:
             n_vocab=facts.n_vocab,
             limits=engine.limits,
             grammars=self.grammars,
+            chat_template=chat_template,
+            parses_content=parses_content,
         )
         self._resources = resources
 
@@ -125,7 +130,7 @@ class Session:
         options: AnswerOptions = PLAIN,
     ) -> Iterator[Piece]:
         """The continuation of a raw prompt, piece by piece. Raises as `chat` does."""
-        tokens = as_tokens(self.vocab, prompt)
+        tokens = as_tokens(self.text, prompt)
         prepared = prepare_completion(self.text, [tokens], _with(options, stop, ()))
         return self._answer(prepared, params, max_tokens)
 

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from gguf_mtp.answers.constraint import Vocabulary, constraint_after, piece_of
+from gguf_mtp.answers.guard import Guarded, guarded
 from gguf_mtp.answers.messages import Message, check_function, for_template
 from gguf_mtp.answers.parse import ParseOptions
 from gguf_mtp.answers.structured_output import (
@@ -44,20 +45,22 @@ __all__ = [
 
 @dataclass(frozen=True)
 class TextModel:
-    """What turns text into tokens and back, for one model of `n_vocab` tokens. `other_template`
-    takes the place of the model's own chat template."""
+    """What turns text into tokens and back, for one model of `n_vocab` tokens. `chat_template`
+    takes the place of the model's own; with `parses_content` a message may name control tokens."""
 
     vocab: Vocabulary
     n_vocab: int
     limits: EngineLimits
     grammars: Grammars
-    other_template: ChatTemplate | None = None
+    chat_template: str | None = None
+    parses_content: bool = False
 
     @cached_property
     def template(self) -> ChatTemplate:
         """Made when the first conversation comes: it is rendered several times then."""
         vocab = self.vocab
-        return self.other_template or ChatTemplate(vocab.chat_template, vocab.bos, vocab.eos)
+        source = self.chat_template or vocab.chat_template
+        return ChatTemplate(source, vocab.bos, vocab.eos)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,20 +134,25 @@ def prepare_chat(
     tools = [] if options.tool_choice == "none" else list(options.tools)
     for i, tool in enumerate(tools):
         check_function(tool, f"tools[{i}]")
+    given = Guarded([for_template(messages), tools, options.variables], "")
+    if not model.parses_content:
+        given = guarded(model.vocab, given.values)
     prompt = model.template.prompt(
         Turns(
-            messages=for_template(messages),
-            tools=tools,
+            messages=given.values[0],
+            tools=given.values[1],
             must_call=must_call,
             call_name=options.tool_name,
             continues=options.continue_final_message,
-            variables=options.variables,
+            variables=given.values[2],
         )
     )
     calls = _calls(model.template, tools, options, must_call)
     parsing = _chat_parsing(model, prompt, calls, options)
     bound = _bound(model, _format(model, options), calls)
-    tokens = model.vocab.tokenize(prompt.text, add_special=not prompt.has_bos)
+    tokens = model.vocab.prompt_tokens(
+        prompt.text, not prompt.has_bos, model.limits.n_ctx, given.letter
+    )
     reasons_after = "" if parsing.thinks is None else prompt.text
     return _prepared(model, [tokens], parsing, options, bound, reasons_after)
 
@@ -160,11 +168,12 @@ def prepare_completion(
     return _prepared(model, prompts, parsing, options, bound, "")
 
 
-def as_tokens(vocab: Vocabulary, prompt: str) -> list[int]:
+def as_tokens(model: TextModel, prompt: str) -> list[int]:
     """A raw prompt's tokens, with one BOS where the model wants one: not a second one where the
-    text begins with it."""
+    text begins with it. Raises `ContextFull` for one that cannot fit."""
+    vocab = model.vocab
     has_bos = bool(vocab.bos) and prompt.startswith(vocab.bos)
-    return vocab.tokenize(prompt, add_special=not has_bos)
+    return vocab.prompt_tokens(prompt, not has_bos, model.limits.n_ctx, guard="")
 
 
 def _must_call(options: AnswerOptions) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import llama_cpp as L
@@ -10,12 +12,17 @@ import llama_cpp as L
 from gguf_mtp.deep_stack import with_stack
 from gguf_mtp.errors import RequestError
 from gguf_mtp.llama.recursion_depth import deepest
+from gguf_mtp.llama.special_tokens import SpecialToken, SpecialTokens
+from gguf_mtp.llama.tokenizer import Tokenizer, Words
 
 FLAT, DEEPEST = 2_000, 250_000
 """Characters of a text that any stack holds; of a run that the tokenizer is let go through."""
 STACK, STACK_OF_ONE = 1 << 20, 1 << 11
 """Bytes; those of one character were between 200 and 400 with the expressions of all vocabularies
 that come with llama.cpp."""
+_PRE = b"tokenizer.ggml.pre"
+_CONTROL = L.LLAMA_TOKEN_ATTR_CONTROL | L.LLAMA_TOKEN_ATTR_UNKNOWN
+_SPECIAL = _CONTROL | L.LLAMA_TOKEN_ATTR_USER_DEFINED
 
 
 class Vocab:
@@ -33,6 +40,7 @@ class Vocab:
         template = L.llama_model_chat_template(model, None)
         self.chat_template: str | None = template.decode(errors="replace") if template else None
         self._pieces: dict[int, bytes] = {}
+        self._pre = _meta(model, _PRE)
 
     def tokenize(self, text: str, add_special: bool, parse_special: bool = True) -> list[int]:
         """Token ids of `text`. `add_special` puts BOS in front when the model wants one;
@@ -40,8 +48,67 @@ class Vocab:
 
         Raises `RequestError` for a text that llama.cpp would end the process over.
         """
-        if len(text) <= FLAT:
+        text = _unicode(text)
+        if self._special.overlap:
             return self._tokenize(text, add_special, parse_special)
+        return self._tokenizer.tokenize(text, add_special, parse_special)
+
+    def prompt_tokens(self, text: str, add_special: bool, most: int, guard: str) -> list[int]:
+        """As `tokenize`, of a prompt that may have `most` tokens, and with the letter `guard` left
+        out of what stands between special tokens (see `guarded`).
+
+        Raises `ContextFull`, before it takes time, for a text that must be more tokens.
+        """
+        text = _unicode(text)
+        if self._special.overlap:
+            return self._tokenize(text.replace(guard, "") if guard else text, add_special, True)
+        return self._tokenizer.tokenize(text, add_special, True, guard, most)
+
+    def guarded(self, text: str, guard: str, but: Sequence[str] = ()) -> str:
+        """`text` in which markers of control tokens are none: `guard` breaks them, until `tokenize`
+        takes it out again. Those in `but` stay."""
+        return self._special.guarded(text, guard, but)
+
+    @cached_property
+    def _special(self) -> SpecialTokens:
+        attrs = (L.llama_vocab_get_attr(self._vocab, t) for t in range(self.n_tokens))
+        return SpecialTokens(
+            self._special_token(t, attr) for t, attr in enumerate(attrs) if attr & _SPECIAL
+        )
+
+    def _special_token(self, token: int, attr: int) -> SpecialToken:
+        return SpecialToken(
+            token,
+            self._text_of(token),
+            bool(attr & _CONTROL),
+            bool(attr & L.LLAMA_TOKEN_ATTR_LSTRIP),
+            bool(attr & L.LLAMA_TOKEN_ATTR_RSTRIP),
+        )
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        ends = self._tokenize("", add_special=True, parse_special=False)
+        n_head = 1 if ends and self.adds_bos else 0
+        return Tokenizer(
+            Words(
+                tokenize=lambda text: self._tokenize(text, add_special=False, parse_special=False),
+                special=self._special,
+                head=tuple(ends[:n_head]),
+                tail=tuple(ends[n_head:]),
+                pre=self._pre,
+                longest=lambda: self._longest,
+            )
+        )
+
+    @cached_property
+    def _longest(self) -> int:
+        """Bytes of the longest token."""
+        return max(len(self.piece(token)) for token in range(self.n_tokens))
+
+    def _tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
+        """By llama.cpp alone, with as much stack as it may need."""
+        if len(text) <= FLAT:
+            return self._ids(text, add_special, parse_special)
         depth = len(text) if len(text) <= DEEPEST else deepest(text)
         if depth > DEEPEST:
             raise RequestError(
@@ -49,12 +116,12 @@ class Vocab:
                 f"punctuation; the tokenizer takes at most {DEEPEST}"
             )
         n_bytes = STACK + depth * STACK_OF_ONE
-        return with_stack(n_bytes, lambda: self._tokenize(text, add_special, parse_special))
+        return with_stack(n_bytes, lambda: self._ids(text, add_special, parse_special))
 
-    def _tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
+    def _ids(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
         if self._vocab is None:
             raise RequestError("the model is closed")
-        raw = text.encode("utf-8", errors="replace")
+        raw = text.encode()
         room = len(raw) + 2
         while True:
             ids = (L.llama_token * room)()
@@ -89,3 +156,15 @@ class Vocab:
         if token < 0:
             return ""
         return str(L.llama_vocab_get_text(self._vocab, token).decode(errors="replace"))
+
+
+def _unicode(text: str) -> str:
+    """Without the halves of characters that JSON may bring."""
+    return text.encode(errors="replace").decode()
+
+
+def _meta(model: Any, key: bytes) -> str:
+    """A text of the file's header; empty without."""
+    buffer = ctypes.create_string_buffer(64)
+    n = L.llama_model_meta_val_str(model, key, buffer, len(buffer))
+    return buffer.value.decode(errors="replace") if n > 0 else ""

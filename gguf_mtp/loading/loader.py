@@ -54,7 +54,9 @@ class LoadOptions:
     and `draft_max` bound a draft's length. `n_threads` 0: one per physical core. `strict` makes
     texts independent of the draft depth to the last bit: F32 KV cache, no flash attention, one
     thread (for files of F32 weights). `placement`: what lies on which device; by default a plan is
-    made. Raises `RequestError` for values out of range.
+    made. `chat_template` takes the place of the file's own; with `parse_special_content` what
+    messages hold may name control tokens, as `<｜User｜>`. Raises `RequestError` for values out of
+    range.
     """
 
     n_ctx: int = 0
@@ -68,6 +70,8 @@ class LoadOptions:
     strict: bool = False
     draft_model: Path | None = None
     placement: PlacementOptions = field(default_factory=PlacementOptions)
+    chat_template: str | None = None
+    parse_special_content: bool = False
 
     def __post_init__(self) -> None:
         _at_least(self.n_ctx, 0, "the context size")
@@ -124,7 +128,16 @@ def load(path: str | Path, options: LoadOptions | None = None) -> Session:
         placement = actual_placement(plan, model, block)
         if draft is not None:
             placement = placement._replace(draft=draft.plan)
-        return Session(engine, model.vocab, facts, stack.pop_all(), selection.side, placement)
+        return Session(
+            engine,
+            model.vocab,
+            facts,
+            stack.pop_all(),
+            selection.side,
+            placement,
+            options.chat_template,
+            options.parse_special_content,
+        )
 
 
 def _select(facts: ModelFacts, options: LoadOptions) -> DrafterSelection:

@@ -53,9 +53,10 @@ def problem_of(error: Exception) -> Problem:
     """What is told to a client of `error`; what is not meant for clients is logged."""
     if isinstance(error, ContextFull):
         # OpenAI's own words: clients know an over-long prompt by them.
+        n_prompt = f"at least {error.n_prompt}" if error.is_least else error.n_prompt
         message = (
             f"This model's maximum context length is {error.n_ctx} tokens, but the prompt has "
-            f"{error.n_prompt}; shorten it, or start the server with a larger --ctx"
+            f"{n_prompt}; shorten it, or start the server with a larger --ctx"
         )
         return Problem(400, message, code="context_length_exceeded")
     if isinstance(error, RequestError):

@@ -161,7 +161,7 @@ def _prompts(served: Served, prompt: Any) -> list[list[int]]:
 
 def _tokens(served: Served, prompt: str | list[int]) -> list[int]:
     if isinstance(prompt, str):
-        return as_tokens(served.model.vocab, prompt)
+        return as_tokens(served.model, prompt)
     check_ids(served, prompt)
     return prompt
 

@@ -12,7 +12,6 @@ import pytest
 
 import gguf_mtp
 from gguf_mtp.answers.prepare import AnswerOptions
-from gguf_mtp.chat.conversation import ChatTemplate
 from gguf_mtp.chat.tool_calls import CallArguments, CallStart
 from gguf_mtp.demo import demo_model
 from gguf_mtp.errors import RequestError
@@ -50,9 +49,7 @@ def session() -> Iterator[Session]:
 
 
 def with_template(session: Session, template: str, monkeypatch: pytest.MonkeyPatch) -> Session:
-    vocab = session.vocab
-    made = ChatTemplate(template, vocab.bos, vocab.eos)
-    monkeypatch.setattr(session, "text", dataclasses.replace(session.text, other_template=made))
+    monkeypatch.setattr(session, "text", dataclasses.replace(session.text, chat_template=template))
     return session
 
 

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from gguf_mtp.chat.conversation import ChatTemplate
 from gguf_mtp.errors import RequestError
 from gguf_mtp.server.plan import AnswerPlan, plan_chat, plan_completion
 from gguf_mtp.server.schemas import ChatRequest, CompletionRequest
-from tests.support.chat_formats import BOS, CHATML, EOS, R1, V3, V31
+from tests.support.chat_formats import CHATML, R1, V3, V31
 from tests.support.scripted import Answer, ByteVocab, ScriptedEngine
 from tests.support.serving import served_of
 
@@ -136,7 +135,7 @@ def test_a_model_that_opens_its_reasoning_itself_may_or_may_not() -> None:
     assert R1.endswith("<think>\n{% endif %}")
     template = R1.replace("<think>\n{% endif %}", "{% endif %}")
     served = SERVED["r1"]
-    model = dataclasses.replace(served.model, other_template=ChatTemplate(template, BOS, EOS))
+    model = dataclasses.replace(served.model, chat_template=template)
     SERVED["opens"] = dataclasses.replace(served, model=model)
     plan = plan_of("opens", response_format={"type": "json_object"})
     assert plan.parsing.thinks is False

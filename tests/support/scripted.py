@@ -48,13 +48,30 @@ class ByteVocab:
         self._adds_bos = adds_bos
 
     def tokenize(self, text: str, add_special: bool, parse_special: bool = True) -> list[int]:
-        ids = [256] if add_special and self._adds_bos else []
-        pos = 0
-        for match in _SPLIT.finditer(text) if parse_special else ():
-            ids += text[pos : match.start()].encode(errors="replace")
+        if not parse_special:
+            return [*self._head(add_special), *text.encode(errors="replace")]
+        return self.prompt_tokens(text, add_special, 0, guard="")
+
+    def prompt_tokens(self, text: str, add_special: bool, most: int, guard: str) -> list[int]:
+        assert most >= 0  # the engine says what is too long
+        ids, pos = self._head(add_special), 0
+        for match in _SPLIT.finditer(text):
+            ids += self._bytes(text[pos : match.start()], guard)
             ids.append(256 + MARKERS.index(match[0]))
             pos = match.end()
-        return ids + list(text[pos:].encode(errors="replace"))
+        return [*ids, *self._bytes(text[pos:], guard)]
+
+    def guarded(self, text: str, guard: str, but: Sequence[str] = ()) -> str:
+        for marker in set(CONTROL) - set(but):
+            text = text.replace(marker, marker[0] + guard + marker[1:])
+        return text
+
+    def _head(self, add_special: bool) -> list[int]:
+        return [256] if add_special and self._adds_bos else []
+
+    @staticmethod
+    def _bytes(text: str, guard: str) -> bytes:
+        return (text.replace(guard, "") if guard else text).encode(errors="replace")
 
     def piece(self, token: int) -> bytes:
         if token < 256:

@@ -18,7 +18,6 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gguf_mtp.answers.prepare import TextModel
-from gguf_mtp.chat.conversation import ChatTemplate
 from gguf_mtp.cli.serve import listen
 from gguf_mtp.engine.config import EngineLimits
 from gguf_mtp.grammar.matching import Grammars
@@ -91,11 +90,10 @@ def served_of(engine: ScriptedEngine, template: str | None = None) -> Served:
 
 def served_by(session: Session, template: str, limits: EngineLimits | None = None) -> Served:
     """A real model with another chat template."""
-    vocab = session.vocab
     model = dataclasses.replace(
         session.text,
         limits=limits or session.engine.limits,
-        other_template=ChatTemplate(template, vocab.bos, vocab.eos),
+        chat_template=template,
     )
     return Served("demo", model, SamplingParams(), created=0)
 

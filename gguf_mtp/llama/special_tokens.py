@@ -1,0 +1,119 @@
+"""Where the special tokens of a vocabulary stand in a text.
+
+llama.cpp looks for every special token in every piece that the others have left, which takes
+minutes for a text of nothing but markers; here one expression finds them all in one go. The result
+is that of `llama_vocab::impl::tokenizer_st_partition` (`src/llama-vocab.cpp`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+__all__ = ["SpecialToken", "SpecialTokens"]
+
+_SPACE = " \t\n\v\f\r"  # of C's isspace
+
+
+class SpecialToken(NamedTuple):
+    """`is_control`: read only where special tokens are asked for; others are read in any text.
+    `strips_left`, `strips_right`: white space on that side belongs to it."""
+
+    id: int
+    text: str
+    is_control: bool
+    strips_left: bool = False
+    strips_right: bool = False
+
+
+class SpecialTokens:
+    """`tokens` in any order; those without a text are left out."""
+
+    def __init__(self, tokens: Iterable[SpecialToken]) -> None:
+        self._by_text = {token.text: token for token in tokens if token.text}
+
+    @cached_property
+    def overlap(self) -> bool:
+        """Whether one may begin within another: then llama.cpp's own order decides."""
+        texts = self._by_text
+        starts = {text[:n] for text in texts for n in range(1, len(text))}
+        return any(text[n:] in starts for text in texts for n in range(1, len(text)))
+
+    def split(self, text: str, with_control: bool) -> list[int | str]:
+        """Ids of special tokens, and the texts between them, none of which is empty."""
+        pattern = self._all if with_control else self._others
+        if pattern is None:
+            return [text] if text else []
+        parts: list[int | str] = []
+        end, before = 0, None
+        for match in pattern.finditer(text):
+            token = self._by_text[match[0]]
+            self._add(parts, text[end : match.start()], before, token)
+            parts.append(token.id)
+            end, before = match.end(), token
+        self._add(parts, text[end:], before, None)
+        return parts
+
+    def guarded(self, text: str, guard: str, but: Sequence[str] = ()) -> str:
+        """`text` with `guard` inside of every control token's marker, so that it is none. Those in
+        `but` stay."""
+        if self._control is None:
+            return text
+
+        def broken(match: re.Match[str]) -> str:
+            marker = match[0]
+            return marker if marker in but else f"{marker[0]}{guard}{marker[1:]}"
+
+        return self._control.sub(broken, text)
+
+    @staticmethod
+    def _add(
+        parts: list[int | str], text: str, left: SpecialToken | None, right: SpecialToken | None
+    ) -> None:
+        if left is not None and left.strips_right:
+            text = text.lstrip(_SPACE)
+        if right is not None and right.strips_left:
+            text = text.rstrip(_SPACE)
+        if text:
+            parts.append(text)
+
+    @cached_property
+    def _all(self) -> re.Pattern[str] | None:
+        return _pattern(list(self._by_text))
+
+    @cached_property
+    def _control(self) -> re.Pattern[str] | None:
+        return _pattern([token.text for token in self._by_text.values() if token.is_control])
+
+    @cached_property
+    def _others(self) -> re.Pattern[str] | None:
+        return _pattern([token.text for token in self._by_text.values() if not token.is_control])
+
+
+Tree = dict[str, "Tree"]
+
+
+def _pattern(texts: Sequence[str]) -> re.Pattern[str] | None:
+    """Matches the longest of `texts`; as a tree, so that a thousand markers take no longer than
+    one."""
+    tree: Tree = {}
+    for text in texts:
+        node = tree
+        for letter in text:
+            node = node.setdefault(letter, {})
+        node[""] = {}  # a text ends here
+    return re.compile(_expression(tree)) if tree else None
+
+
+def _expression(node: Tree) -> str:
+    """What may follow at a node; where a text ends there, the longer one is tried first."""
+    text = ""
+    while len(node) == 1 and "" not in node:
+        ((letter, node),) = node.items()
+        text += re.escape(letter)
+    branches = [re.escape(letter) + _expression(rest) for letter, rest in node.items() if letter]
+    if not branches:
+        return text
+    return f"{text}(?:{'|'.join(branches)}){'?' if '' in node else ''}"
