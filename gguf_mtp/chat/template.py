@@ -1,10 +1,11 @@
 """Chat messages to a prompt, by the model's own template.
 
-Templates come with model files from strangers, so they run in a sandbox: no attribute with an
-underscore. They may change lists of their own, as Kimi-K2's does, and get copies of what is ours.
-The environment is the one that templates are written for, transformers'
-(`utils/chat_template_utils.py`): trimmed blocks, `break` and `continue`, `tojson` without HTML
-escapes, `raise_exception`, `strftime_now`, `generation` blocks.
+Templates come with model files from strangers, so they run in a sandbox (`sandbox`): no attribute
+with an underscore, and no more steps and text than a conversation takes. They may change lists of
+their own, as Kimi-K2's does, and get copies of what is ours. The environment is the one that
+templates are written for, transformers' (`utils/chat_template_utils.py`): trimmed blocks, `break`
+and `continue`, `tojson` without HTML escapes, `raise_exception`, `strftime_now`, `generation`
+blocks.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import SandboxedEnvironment
 
+from gguf_mtp.chat.sandbox import MOST_SOURCE, BoundedEnvironment
 from gguf_mtp.errors import RequestError
 
 __all__ = ["Prompt", "TemplateOptions", "render"]
@@ -66,12 +67,13 @@ def render(
     options = options or TemplateOptions()
     given = dict(options.extra) | {"messages": list(messages), "tools": options.tools}
     try:
-        text = _compiled(template).render(
-            deepcopy(given),
-            bos_token=bos,
-            eos_token=eos,
-            add_generation_prompt=options.add_generation_prompt,
-        )
+        with _ENVIRONMENT.allowed(given):
+            text = _compiled(template).render(
+                deepcopy(given),
+                bos_token=bos,
+                eos_token=eos,
+                add_generation_prompt=options.add_generation_prompt,
+            )
     except _Refused as error:
         raise RequestError(f"the model's chat template refused the messages: {error}") from None
     except SecurityError as error:
@@ -94,11 +96,13 @@ def _line(error: Exception) -> str:
 
 @lru_cache(maxsize=8)  # compiling takes many times as long as rendering
 def _compiled(template: str) -> jinja2.Template:
-    return _environment().from_string(template)
+    if len(template) > MOST_SOURCE:
+        raise SecurityError(f"it has {len(template)} characters, more than {MOST_SOURCE}")
+    return _ENVIRONMENT.from_string(template)
 
 
-def _environment() -> jinja2.Environment:
-    env = SandboxedEnvironment(
+def _environment() -> BoundedEnvironment:
+    env = BoundedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
     env.filters["tojson"] = _to_json
@@ -148,3 +152,6 @@ class _Generation(Extension):
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+_ENVIRONMENT = _environment()
