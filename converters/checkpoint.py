@@ -14,6 +14,7 @@ import hashlib
 import json
 import math
 import os
+import stat
 import struct
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -30,6 +31,7 @@ ITEM_SIZE = {
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 _MAX_HEADER = 100_000_000  # the format's own limit
+_MAX_TEXT = 256 << 20
 _LFS = b"version https://git-lfs"
 _POINTER = "is a Git LFS pointer, not the file; run git lfs pull"
 
@@ -191,19 +193,36 @@ def _what_else(folder: Path) -> str:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file. Raises `ConversionError` when it is absent or holds none."""
+    text = read_text(path)
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConversionError(f"{path} is missing") from None
-    except OSError as error:
-        raise ConversionError(f"cannot read {path}: {error.strerror}") from None
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        if path.read_bytes().startswith(_LFS):
+        if text.startswith(_LFS.decode()):
             raise ConversionError(f"{path} {_POINTER}") from None
         raise ConversionError(f"{path} is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise ConversionError(f"{path} is not a JSON object")
     return value
+
+
+def read_text(path: Path) -> str:
+    """A file beside the weights. Raises `ConversionError` when it is absent, too large, or no
+    text."""
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # a device or a pipe may never end
+            raise ConversionError(f"{path} is not a regular file")
+        if status.st_size > _MAX_TEXT:
+            raise ConversionError(
+                f"{path} has {status.st_size} bytes, but at most {_MAX_TEXT} are read of it"
+            )
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConversionError(f"{path} is missing") from None
+    except OSError as error:
+        raise ConversionError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConversionError(f"{path} is not UTF-8: {error.reason}") from None
 
 
 def _read_header(read: Callable[[int, memoryview], None], path: Path, size: int) -> bytes:

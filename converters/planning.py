@@ -29,6 +29,7 @@ from .local_shards import Shards
 from .output_shards import OutFile, cut, paths
 from .tensors import Adapted, Value
 from .tokenizer import vocabulary
+from .tokenizer_files import GenerationConfig, check
 
 _QUANTIZATION_VERSION = 2  # ggml's GGML_QNT_VERSION
 
@@ -220,11 +221,11 @@ def _metadata(
         "general.quantization_version": _QUANTIZATION_VERSION,
         "gguf_mtp.converter_version": CONVERTER_VERSION,
     }
-    generation = checkpoint.json("generation_config.json") or {}
+    file = "generation_config.json"
+    generation = check(file, GenerationConfig, checkpoint.json(file) or {})
     for key, field in (("temp", "temperature"), ("top_p", "top_p")):
-        value = generation.get(field)
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            kv[f"general.sampling.{key}"] = float(value)
+        if generation.get(field) is not None:
+            kv[f"general.sampling.{key}"] = float(generation[field])
     kv |= adapted.kv
     n_vocab = adapted.kv[f"{adapted.architecture}.vocab_size"]
     assert isinstance(n_vocab, int)

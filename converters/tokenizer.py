@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 from ..errors import ConversionError
 from . import tiktoken
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, read_text
 from .pretokenizers import recognise
 from .tensors import Value
+from .tokenizer_files import TokenizerConfig, TokenizerJson, check
 
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5  # llama.cpp's token types
 
@@ -33,7 +34,8 @@ def vocabulary(checkpoint: Checkpoint, n_vocab: int) -> dict[str, Value]:
 
     Raises `ConversionError` for a tokenizer that llama.cpp could not reproduce.
     """
-    config = checkpoint.json("tokenizer_config.json") or {}
+    file = "tokenizer_config.json"
+    config = check(file, TokenizerConfig, checkpoint.json(file) or {})
     read = _read(checkpoint, config, n_vocab)
     entries = [read.known.get(i, (f"[PAD{i}]", _UNUSED)) for i in range(n_vocab)]
     tokens = [token for token, _ in entries]
@@ -62,6 +64,7 @@ def vocabulary(checkpoint: Checkpoint, n_vocab: int) -> dict[str, Value]:
 def _read(checkpoint: Checkpoint, config: dict[str, Any], n_vocab: int) -> _Read:
     tokenizer = checkpoint.json("tokenizer.json")
     if tokenizer is not None:
+        check("tokenizer.json", TokenizerJson, tokenizer)
         pre = recognise(tokenizer)
         return _Read(pre, _entries(tokenizer, n_vocab), _merges(tokenizer), True)
     if not (checkpoint.folder / tiktoken.FILE).exists():
@@ -78,14 +81,14 @@ def _read(checkpoint: Checkpoint, config: dict[str, Any], n_vocab: int) -> _Read
 
 def _entries(tokenizer: dict[str, Any], n_vocab: int) -> dict[int, tuple[str, int]]:
     known: dict[int, tuple[str, int]] = {
-        int(id_): (token, _NORMAL) for token, id_ in tokenizer["model"]["vocab"].items()
+        id_: (token, _NORMAL) for token, id_ in tokenizer["model"].get("vocab", {}).items()
     }
     for added in tokenizer.get("added_tokens") or []:
         text = added["content"]
         # DeepSeek marks its role tokens "not special" though they never are text; llama.cpp's own
         # converter goes by the brackets, and so do the files in circulation.
         control = added.get("special") or (text.startswith("<｜") and text.endswith("｜>"))
-        known[int(added["id"])] = (text, _CONTROL if control else _USER_DEFINED)
+        known[added["id"]] = (text, _CONTROL if control else _USER_DEFINED)
     _check_room(max(known, default=-1), n_vocab, "tokenizer.json")
     return known
 
@@ -98,7 +101,7 @@ def _check_room(largest: int, n_vocab: int, file: str) -> None:
 
 
 def _merges(tokenizer: dict[str, Any]) -> list[str]:
-    merges = tokenizer["model"]["merges"]
+    merges = tokenizer["model"].get("merges", [])
     return [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
 
 
@@ -149,7 +152,7 @@ def _special(
 
 def _templates(checkpoint: Checkpoint, config: dict[str, Any]) -> dict[str, Value]:
     key, file = "tokenizer.chat_template", checkpoint.folder / "chat_template.jinja"
-    template = file.read_text(encoding="utf-8") if file.exists() else config.get("chat_template")
+    template = read_text(file) if file.exists() else config.get("chat_template")
     if template is None:
         return {}
     if isinstance(template, str):

@@ -20,7 +20,7 @@ import numpy as np
 
 from gguf_mtp.drafters.draft_builder import DraftBuilder
 from gguf_mtp.drafters.spec import FLUSH, DrafterSpec, DraftParts
-from gguf_mtp.errors import UnsupportedModel
+from gguf_mtp.errors import SavedStateError, UnsupportedModel
 from gguf_mtp.gguf import model_facts, side_file
 from gguf_mtp.types import Ask, Decoder, Draft, Floats, ModelFacts, Output, Rows
 
@@ -153,14 +153,22 @@ class MtpDrafter:
             end = 8 + int.from_bytes(data[:8], "little")
             parts.append(data[8:end])
             data = data[end:]
-        first, *tokens = np.frombuffer(parts[0], "<i8").tolist()
         pending = self._pending[seq]
         pending.restart(0)
-        self._context.load(seq, parts[2])
+        try:
+            first, *tokens = np.frombuffer(parts[0], "<i8").tolist()
+            hidden = np.frombuffer(parts[1], "<f4").astype(np.float32)
+            rows = hidden.reshape(len(tokens), -1) if tokens else None
+            state = parts[2]
+        except (IndexError, ValueError):
+            raise SavedStateError("the saved rows are not as gguf-mtp writes them") from None
+        n_past = self._context.load(seq, state)
+        if first != max(n_past - 1, 0):
+            self._context.rewind(seq, 0)
+            raise SavedStateError("the saved rows do not follow those in the cache")
         pending.first, pending.tokens = first, tokens
-        if tokens:
-            rows = np.frombuffer(parts[1], "<f4").astype(np.float32)
-            pending.hidden = [rows.reshape(len(tokens), -1)]
+        if rows is not None:
+            pending.hidden = [rows]
 
     def _has_rows(self, seq: int) -> bool:
         """Whether there is a row to draft from; one already decoded is taken out of the cache."""

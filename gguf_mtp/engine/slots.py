@@ -133,7 +133,11 @@ class Slots:
         slot = min(free, key=lambda s: (len(s.tokens) > 0, s.last_use))
         slot.tokens = []
         try:
-            self._target.load(slot.seq, parts["target"])
+            n_past = self._target.load(slot.seq, parts["target"])
+            if n_past > len(tokens):
+                raise SavedStateError(
+                    f"the saved sequence has {len(tokens)} tokens, but {n_past} rows in its cache"
+                )
             self._drafting.load(slot.seq, parts)
         except SavedStateError:
             self._cut(slot, 0)

@@ -49,14 +49,40 @@ def unpack(data: bytes, fingerprint: str) -> SavedSequence:
     if hashlib.sha256(body).digest() != data[len(MAGIC) : len(MAGIC) + 32]:
         raise SavedStateError("the saved sequence is damaged: its checksum is wrong")
     end = 4 + int.from_bytes(body[:4], "little")
-    header: dict[str, Any] = json.loads(body[4:end])
-    if header["fingerprint"] != fingerprint:
+    header = _header(body[4:end])
+    if header.fingerprint != fingerprint:
         raise SavedStateError(
             "the sequence was saved with another model or other settings: "
-            f"{header['fingerprint']}, not {fingerprint}"
+            f"{header.fingerprint}, not {fingerprint}"
         )
     parts = {}
-    for name, size in header["parts"]:
+    for name, size in header.parts:
         parts[name] = body[end : end + size]
         end += size
-    return SavedSequence(header["tokens"], parts)
+    if end != len(body) or "target" not in parts:
+        raise SavedStateError("the saved sequence does not hold what its header says")
+    return SavedSequence(header.tokens, parts)
+
+
+class _Header(NamedTuple):
+    fingerprint: str
+    tokens: list[int]
+    parts: list[tuple[str, int]]
+
+
+def _header(raw: bytes) -> _Header:
+    """The header, whoever wrote it: a checksum is no signature."""
+    try:
+        found: Any = json.loads(raw)
+        header = _Header(found["fingerprint"], found["tokens"], found["parts"])
+        is_sound = (
+            isinstance(header.fingerprint, str)
+            and isinstance(header.tokens, list)
+            and all(type(token) is int and 0 <= token < 1 << 31 for token in header.tokens)
+            and all(isinstance(name, str) and type(n) is int and n >= 0 for name, n in header.parts)
+        )
+    except (ValueError, KeyError, TypeError, RecursionError):
+        is_sound = False
+    if not is_sound:
+        raise SavedStateError("the saved sequence has a header that gguf-mtp does not write")
+    return header

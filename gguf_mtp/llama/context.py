@@ -67,6 +67,7 @@ class Context:
         self.options = options
         self._logits, self._hidden = OutputBuffer(n_vocab), OutputBuffer(n_embd)
         self._n_past = [0] * options.n_seq
+        self._n_embd = n_embd
         self._ctx = _new_context(model, options)
         self._states = _states(model, self._ctx, options)
         self._memory = L.llama_get_memory(self._ctx)
@@ -136,11 +137,26 @@ class Context:
             read = L.llama_state_seq_set_data(self._ctx, buffer, len(state), seq)
         if self._states is not None:
             self._states.replaced(seq)
+        n_past = int.from_bytes(data[:8], "little")
+        if read and n_past == L.llama_memory_seq_pos_max(self._memory, seq) + 1:
+            self._n_past[seq] = n_past
+            return n_past
+        self._drop_all(seq)
         if read == 0:
-            L.llama_memory_seq_rm(self._memory, seq, -1, -1)
             raise SavedStateError(f"llama.cpp refused the saved sequence: {errors.reason()}")
-        self._n_past[seq] = int.from_bytes(data[:8], "little")
-        return self._n_past[seq]
+        raise SavedStateError("the saved sequence has other rows in its cache than it says")
+
+    def _drop_all(self, seq: int) -> None:
+        """Whatever a wrong state has put into the cache. Rows of negative positions cannot be
+        named: for them every sequence has to go, and be read again."""
+        L.llama_memory_seq_rm(self._memory, seq, -1, -1)
+        if L.llama_memory_seq_pos_max(self._memory, seq) == -1:
+            return
+        L.llama_memory_clear(self._memory, False)
+        for one in range(self.options.n_seq):
+            self._n_past[one] = 0
+            if self._states is not None:
+                self._states.replaced(one)
 
     def memory(self) -> dict[str, BufferBreakdown]:
         """What this context and its model take on each device; {} where llama.cpp cannot be
@@ -204,6 +220,8 @@ class Context:
                 )
             if (r.hidden is not None) != self.options.is_mtp:
                 raise _refusal("hidden rows must be given for an MTP context, and only there")
+            if r.hidden is not None and r.hidden.shape != (len(r.tokens), self._n_embd):
+                raise _refusal(f"its hidden rows have the shape {r.hidden.shape}")
             n_rows += len(r.tokens)
             n_outputs += r.n_outputs
         if not 0 < n_rows <= self.options.n_batch:

@@ -116,18 +116,19 @@ def test_a_killed_child_says_nothing_about_the_file(
 N_MUTANTS = 400
 """Of each of five architectures."""
 SECONDS = 10.0
+TEMPLATE = b"{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 ENDS = {0: "ran", 1: "refused", 2: "traceback"}
 
 
-def run_in_child(path: Path) -> str:
-    """How a fork of this process ends that loads the file, writes four tokens and answers."""
+def forked(use: Callable[[], int]) -> str:
+    """How a fork of this process ends that does `use`."""
     child = os.fork()
     if child == 0:
         code = 2
         try:
             quiet = os.open(os.devnull, os.O_WRONLY)
             os.dup2(quiet, 1), os.dup2(quiet, 2)
-            code = use(path)
+            code = use()
         finally:
             os._exit(code)
     start = time.monotonic()
@@ -146,6 +147,7 @@ def run_in_child(path: Path) -> str:
 
 
 def use(path: Path) -> int:
+    """Loads the file, writes four tokens and answers; the key of `ENDS`."""
     try:
         with load(path, LoadOptions(n_ctx=128, n_threads=1, draft_min=2, draft_max=2)) as session:
             for _ in session.complete("The 7 of", SamplingParams(temperature=0), 4):
@@ -164,11 +166,12 @@ def test_mutants(arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(first_load, "SECONDS", 20.0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     sound = gguf_mutants.parse(sound_file(arch, tmp_path).read_bytes())
+    sound.kv.setdefault(b"tokenizer.chat_template", (gguf_mutants.STRING, TEMPLATE))
     path, ends, wrong = tmp_path / "mutant.gguf", Counter[str](), []
     for what, mutant in islice(gguf_mutants.mutants(sound, Random(arch)), N_MUTANTS):
         if not mutant.write(path):
             continue
-        end = run_in_child(path)
+        end = forked(lambda: use(path))
         ends[end] += 1
         if end not in ("ran", "refused"):
             wrong.append(f"{what}: {end}")

@@ -69,15 +69,98 @@ def test_any_value_in_the_configuration(copy: Path, place: tuple[str, ...]) -> N
             pass
 
     said = {}
-    for value in VALUES:
-        inner[place[-1]] = value
-        path.write_text(json.dumps(changed))
-        said[repr(value)] = ends_in_words(convert)
-        ends_in_words(lambda: facts_from_config(path, "q8_0"))
+    try:
+        for value in VALUES:
+            inner[place[-1]] = value
+            path.write_text(json.dumps(changed))
+            said[repr(value)] = ends_in_words(convert)
+            ends_in_words(lambda: facts_from_config(path, "q8_0"))
+    finally:
+        path.write_text(json.dumps(CONFIG))
     is_count = place[-1].startswith(("num_", "n_", "hidden_size"))
     if is_count and place[-1] != "num_key_value_heads":  # which nothing reads
         assert "config.json" in said["[1]"]
         assert "1000000000000000000000000000000" in said[repr(10**30)]
+
+
+TOKENIZER_PLACES = [
+    ("tokenizer.json", place.split("/"))
+    for place in (
+        "model", "model/type", "model/vocab", "model/vocab/&", "model/merges", "model/merges/0",
+        "added_tokens", "added_tokens/0", "added_tokens/0/id", "added_tokens/0/content",
+        "added_tokens/0/special", "normalizer", "pre_tokenizer", "pre_tokenizer/type",
+        "pre_tokenizer/pretokenizers", "pre_tokenizer/pretokenizers/0",
+        "pre_tokenizer/pretokenizers/0/pattern",
+    )
+]  # fmt: skip
+TOKENIZER_PLACES += [
+    ("tokenizer_config.json", [key])
+    for key in ["bos_token", "eos_token", "pad_token", "add_bos_token", "chat_template"]
+]
+TOKENIZER_PLACES += [
+    ("generation_config.json", [key]) for key in ["temperature", "top_p", "eos_token_id"]
+]
+
+
+@pytest.mark.parametrize(("file", "place"), TOKENIZER_PLACES)
+def test_any_value_in_the_tokenizers_files(copy: Path, file: str, place: list[str]) -> None:
+    path = copy / file
+    sound = path.read_bytes()
+    try:
+        said = [_said_of(copy, path, sound, place, value) for value in VALUES]
+        assert any(file in words for words in said)
+    finally:
+        path.write_bytes(sound)
+
+
+def _said_of(copy: Path, path: Path, sound: bytes, place: list[str], value: Any) -> str:
+    """What a conversion says when `value` stands at `place` in the file."""
+    changed = json.loads(sound)
+    inner = changed
+    for key in place[:-1]:
+        inner = inner[int(key) if isinstance(inner, list) else key]
+    inner[int(place[-1]) if isinstance(inner, list) else place[-1]] = value
+    path.write_text(json.dumps(changed))
+
+    def convert() -> None:
+        with plan(copy, ConvertOptions(type="f16")):
+            pass
+
+    return ends_in_words(convert)
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json",
+     "chat_template.jinja"],
+)  # fmt: skip
+def test_a_file_that_is_no_file(copy: Path, file: str) -> None:
+    """A device that never ends, a folder, more than is ever read, bytes that are no text."""
+    path, aside = copy / file, copy / "aside"
+    is_there = path.exists()
+    if is_there:
+        path.rename(aside)
+
+    def convert() -> None:
+        with plan(copy, ConvertOptions(type="f16")):
+            pass
+
+    try:
+        path.symlink_to("/dev/zero")
+        assert ends_in_words(convert) == f"{path} is not a regular file"
+        path.unlink()
+        path.mkdir()
+        assert ends_in_words(convert) == f"{path} is not a regular file"
+        path.rmdir()
+        with path.open("wb") as sparse:
+            sparse.truncate(300 << 20)
+        assert "but at most 268435456 are read of it" in ends_in_words(convert)
+        path.write_bytes(b"\xff\xfe")
+        assert f"{path} is not UTF-8" in ends_in_words(convert)
+    finally:
+        path.unlink(missing_ok=True)
+        if is_there:
+            aside.rename(path)
 
 
 @pytest.mark.parametrize(

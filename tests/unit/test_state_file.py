@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 
 import pytest
 
@@ -31,7 +33,7 @@ def test_every_damaged_byte_is_noticed() -> None:
 
 
 def test_what_is_wrong_is_said() -> None:
-    data = pack("model A", [1], {})
+    data = pack("model A", [1], {"target": b""})
     for broken, message in [
         (b"GGUF" + data, "not a saved sequence"),
         (MAGIC[:-1] + b"\x09" + data[8:], "another version"),
@@ -41,6 +43,35 @@ def test_what_is_wrong_is_said() -> None:
             unpack(broken, "model A")
     with pytest.raises(SavedStateError, match="model A, not model B"):
         unpack(data, "model B")
+
+
+def forged(header: object, *parts: bytes) -> bytes:
+    """With a right checksum: anybody can write one."""
+    raw = header if isinstance(header, bytes) else json.dumps(header).encode()
+    body = len(raw).to_bytes(4, "little") + raw + b"".join(parts)
+    return MAGIC + hashlib.sha256(body).digest() + body
+
+
+SOUND = {"fingerprint": "model A", "tokens": [1, 2], "parts": [["target", 3]]}
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"", b"{}", b"[]", b"null", b"\xff", b"[" * 100_000, {"fingerprint": 1},
+        SOUND | {"fingerprint": 1}, SOUND | {"tokens": None}, SOUND | {"tokens": ["a"]},
+        SOUND | {"tokens": [-1]}, SOUND | {"tokens": [1 << 40]}, SOUND | {"tokens": [True]},
+        SOUND | {"parts": []}, SOUND | {"parts": [["target", -5]]}, SOUND | {"parts": [["x", 3]]},
+        SOUND | {"parts": [["target"]]}, SOUND | {"parts": ["target"]}, SOUND | {"parts": {"a": 1}},
+        SOUND | {"parts": [["target", 2]]}, SOUND | {"parts": [["target", 4]]},
+        SOUND | {"parts": [["target", 1e9]]}, {"fingerprint": "model A"},
+    ],
+)  # fmt: skip
+def test_a_forged_header_is_refused(header: object) -> None:
+    assert unpack(forged(SOUND, b"abc"), "model A").tokens == [1, 2]
+    with pytest.raises(SavedStateError) as caught:
+        unpack(forged(header, b"abc"), "model A")
+    assert len(str(caught.value)) < 200
 
 
 @pytest.mark.parametrize("depth", [0, 2])
