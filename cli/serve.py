@@ -55,6 +55,21 @@ class ServerArgs:
             envvar="GGUF_MTP_API_KEY", help="API key that clients must send.", show_default=False
         ),
     ] = None
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="File whose first line is the API key.", show_default=False
+        ),
+    ] = None
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Host name clients may call this server by, such as ai.example.com; *: any. "
+            "Addresses and local names always work; with an API key, so does every name.",
+            show_default=False,
+        ),
+    ] = None
     alias: Annotated[
         str | None,
         typer.Option("-a", "--alias", help="Model name shown to clients.", show_default=False),
@@ -89,6 +104,32 @@ class ServerArgs:
     ] = None
     trace_goes_on: Annotated[bool, typer.Option("--trace-goes-on", hidden=True)] = False
 
+    def access(self) -> Access:
+        """Raises `GgufMtpError` for a key file that cannot be read, or what is no web origin."""
+        from ..server.access import Access, origin_of
+
+        hosts = tuple(name.lower() for name in self.allowed_host or ())
+        return Access(self._key(), tuple(map(origin_of, self.cors_origin or ())), hosts)
+
+    def _key(self) -> str | None:
+        from ..errors import GgufMtpError
+
+        if self.api_key == "":
+            raise typer.BadParameter("--api-key is empty; give a key, or leave the option out")
+        file = self.api_key_file
+        if file is None:
+            return self.api_key
+        if self.api_key is not None:
+            raise typer.BadParameter("--api-key and --api-key-file cannot be combined")
+        try:
+            lines = file.read_text(encoding="utf-8").splitlines()
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            raise GgufMtpError(f"cannot read {file}: {why}") from None
+        if not lines or not lines[0].strip():
+            raise GgufMtpError(f"the first line of {file} is empty, but should be the API key")
+        return lines[0].strip()
+
 
 @spread
 def serve(
@@ -101,7 +142,6 @@ def serve(
     import asyncio
 
     from ..errors import GgufMtpError
-    from ..server.access import Access, origin_of
     from ..server.app import ServerOptions, create_app
     from ..server.engine_thread import EngineThread
     from .log_files import open_files, watch
@@ -110,8 +150,7 @@ def serve(
     from .rpc_supervisor import supervise
 
     args = server_args
-    if args.api_key == "":
-        raise typer.BadParameter("--api-key is empty; give a key, or leave the option out")
+    access = args.access()
     if args.alias == "":
         raise typer.BadParameter("--alias is empty; give a name, or leave the option out")
     if placement_args.rpc_child:
@@ -120,7 +159,6 @@ def serve(
         with listen(args.host, args.port) as listener:
             raise typer.Exit(supervise(listener, workers, _url(listener)))
     options = dataclasses.replace(model_args.load_options(placement_args), n_seq=args.parallel)
-    access = Access(args.api_key, tuple(map(origin_of, args.cors_origin or ())))
     with (
         listen(args.host, args.port) as listener,
         open_files(args.log, args.trace, args.trace_goes_on) as files,
@@ -223,6 +261,7 @@ def _server(app: object) -> uvicorn.Server:
             access_log=False,
             server_header=False,
             proxy_headers=False,
+            ws="none",  # the log would tell of every attempt
         )
     )
 

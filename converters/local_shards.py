@@ -38,7 +38,8 @@ class LocalShards:
     def open(self, file: str) -> tuple[int, str]:
         self._fds[file] = os.open(self._folder / file, os.O_RDONLY)
         status = os.fstat(self._fds[file])
-        return status.st_size, str(status.st_mtime_ns)
+        # Tools set the time of the last write back; that of the last change they cannot.
+        return status.st_size, f"{status.st_mtime_ns} {status.st_ctime_ns}"
 
     def read_into(self, file: str, at: int, buffer: memoryview) -> None:
         path, done = os.fspath(self._folder / file), 0

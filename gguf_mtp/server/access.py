@@ -2,7 +2,8 @@
 
 An ASGI application around the server's own. With a key everything but `/health` and the server's
 own page needs it. Without one, other pages in somebody's browser are kept out by their Origin
-header, for they can reach a server on loopback that nobody else can.
+header, for they can reach a server on loopback that nobody else can; and by the Host header, for
+they can make a name of their own point here (DNS rebinding), and are of one origin with it then.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import hmac
 import ipaddress
 import os
+import socket
 import time
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -23,17 +25,24 @@ from gguf_mtp.errors import RequestError
 from gguf_mtp.server.error_responses import Problem, respond
 from gguf_mtp.server.page import is_page
 
-__all__ = ["Access", "AccessGuard", "origin_of"]
+__all__ = ["Access", "AccessGuard", "is_private", "origin_of"]
+
+
+_PRIVATE = (
+    ".localhost", ".local", ".internal", ".lan", ".home", ".home.arpa", ".corp", ".test",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
     """`api_key`: None where everybody may ask. `origins`: web pages that may ask from a browser;
-    "*" for all. `max_body`: bytes of a request; `body_s`: seconds that its body may take, and one
-    more for every `body_rate` bytes of it."""
+    "*" for all. `hosts`: names this server may be called by, beside those that are nobody's on the
+    internet; "*" for all. `max_body`: bytes of a request; `body_s`: seconds that its body may take,
+    and one more for every `body_rate` bytes of it."""
 
     api_key: str | None = None
     origins: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
     max_body: int = 16 << 20
     body_s: float = 60.0
     body_rate: int = 16 << 10
@@ -66,6 +75,8 @@ class AccessGuard:
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app, self._access = app, access
+        self._own_names = {socket.gethostname().lower()}
+        self._own_names |= {urlsplit(o).hostname or "" for o in access.origins}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -89,6 +100,12 @@ class AccessGuard:
             return Problem(
                 403, "web pages from this origin are not allowed; --cors-origin allows an origin"
             )
+        if access.api_key is None and path != "/health" and not self._is_called_well(headers):
+            return Problem(
+                403,
+                f"this server is not called by the name {headers.get('host', '')!r:.80}; "
+                "--allowed-host allows a name",
+            )
         is_open = path == "/health" or is_page(path)
         if access.api_key is not None and not is_open and not self._knows_key(headers):
             return Problem(
@@ -102,12 +119,28 @@ class AccessGuard:
             return Problem(413, _too_large(access.max_body))
         return None
 
+    def _is_called_well(self, headers: Headers) -> bool:
+        host = urlsplit(f"//{headers.get('host', '')}").hostname or ""
+        if {"*", host} & {*self._access.hosts, *self._access.origins}:
+            return True
+        return is_private(host) or host in self._own_names
+
     def _knows_key(self, headers: Headers) -> bool:
         given = headers.get("authorization", "").encode("latin-1")  # the bytes that were sent
         scheme, _, key = given.partition(b" ")
         known = os.fsencode(self._access.api_key or "")  # the bytes of the command line
         # In constant time, so that nobody learns the key from how long an answer takes.
         return hmac.compare_digest(key.strip(), known) and scheme.lower() == b"bearer"
+
+
+def is_private(host: str) -> bool:
+    """Whether a name can be no web page's on the internet: an address, a name without a dot, or one
+    below a domain that nobody can register."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return "." not in host.rstrip(".") or host.rstrip(".").endswith(_PRIVATE)
+    return True
 
 
 def _is_own(origin: str, host: str) -> bool:

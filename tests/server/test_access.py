@@ -89,3 +89,40 @@ def test_headers_that_are_no_http_do_no_harm(locked: Server) -> None:
         raw.sendall(b"POST /v1/models HTTP/1.1\r\nContent-Length: -5\r\n\r\n")
         assert b" 400 " in raw.recv(1000)
     assert locked.client.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:8080", 200), ("[::1]:8080", 200), ("192.168.1.7", 200), ("localhost", 200),
+        ("LOCALHOST:1", 200), ("llm:8080", 200), ("box.local", 200), ("host.docker.internal", 200),
+        ("rebound.example:8080", 403), ("127.0.0.1.nip.io", 403), ("localhost.evil.com", 403),
+    ],
+)  # fmt: skip
+def test_names_that_anybody_can_register_are_not_answered(host: str, status: int) -> None:
+    """A page whose name was made to point here is of one origin with the server then, and sends
+    no Origin header; its name is all that tells it from a client."""
+    engine = ScriptedEngine(lambda *_: Answer("fine"))
+    named = {"Host": host}
+    with serving(engine, served_of(engine, CHATML)) as server:
+        for path in ("/v1/models", "/metrics", "/"):
+            assert server.client.get(path, headers=named).status_code == status
+        assert server.client.get("/health", headers=named).status_code == 200
+        if status == 403:
+            message = error_of(server.client.get("/v1/models", headers=named), 403)["message"]
+            assert host in message
+            assert "--allowed-host" in message
+
+
+@pytest.mark.parametrize(
+    "access",
+    [
+        Access(hosts=("ai.example",)), Access(hosts=("*",)), Access(origins=("*",)),
+        Access(origins=("https://ai.example",)), Access(api_key="key"),
+    ],
+)  # fmt: skip
+def test_a_name_can_be_allowed(access: Access) -> None:
+    engine = ScriptedEngine(lambda *_: Answer("fine"))
+    headers = {"Host": "ai.example", "Authorization": "Bearer key"}
+    with serving(engine, served_of(engine, CHATML), ServerOptions(access)) as server:
+        assert server.client.get("/v1/models", headers=headers).status_code == 200
