@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 
+from gguf_mtp.gguf.arch import deepseek4
 from gguf_mtp.gguf.cache_layout import kept
 from gguf_mtp.gguf.ggml_types import CACHE_TYPES
+from gguf_mtp.gguf.hparams import Hparams
 from gguf_mtp.types import ModelFacts
 
 
@@ -55,6 +57,10 @@ def kv_per_cell(facts: ModelFacts, cache_k: str = "f16", cache_v: str = "f16") -
 
     None when a model's layers differ in width. Layers with a state have no cells.
     """
+    if facts.architecture == "deepseek4":
+        kind = CACHE_TYPES[cache_k]
+        hparams = Hparams(facts.kv, facts.architecture, facts.path)
+        return deepseek4.bytes_per_cell(hparams, kind.n_bytes / kind.block)
     widths = kv_widths(facts)
     if widths is None:
         return None

@@ -30,7 +30,7 @@ F32 = 4
 
 WITH_BLOCK = ("qwen35", "qwen35moe", "nemotron_h_moe", "bailingmoe3")
 """Those of the next that may have an MTP block."""
-GOES_BACK = (*WITH_BLOCK, "lfm2", "nemotron_h")
+GOES_BACK = (*WITH_BLOCK, "deepseek4", "lfm2", "nemotron_h")
 """Recurrent architectures whose last states llama.cpp keeps when asked to, and that were tested."""
 _QWEN = ("qwen35", "qwen35moe", "qwen3next")
 _RECURRENT = frozenset(
@@ -40,7 +40,9 @@ _RECURRENT = frozenset(
         "nemotron_h", "nemotron_h_moe", "plamo2", "qwen4exp", "rwkv6", "rwkv6qwen2", "rwkv7",
     ]
 )  # fmt: skip
-_NOT_TESTED = ("deepseek4", "glm5-next", "kimi-k3", "lfm2moe", "qwen4exp")
+_OWN_WINDOW = ("deepseek4",)
+"""Those whose window goes back with their states."""
+_NOT_TESTED = ("glm5-next", "kimi-k3", "lfm2moe", "qwen4exp")
 """Others of which llama.cpp keeps states."""
 
 
@@ -54,7 +56,8 @@ def why_no_draft(kv: Mapping[str, Any], architecture: str) -> str | None:
     if not is_recurrent(architecture):
         return None
     if architecture in GOES_BACK:
-        if not kv.get(f"{architecture}.attention.sliding_window"):
+        has_window = kv.get(f"{architecture}.attention.sliding_window")
+        if architecture in _OWN_WINDOW or not has_window:
             return None
         return "the model has recurrent layers and sliding-window attention"
     if architecture in _NOT_TESTED:
@@ -73,6 +76,8 @@ def kept(kv: Mapping[str, Any], architecture: str, n_layer: int) -> tuple[Kept, 
             every = h.count("full_attention_interval", 4) or n_layer + 1
             are_states = [(i + 1) % every != 0 for i in range(n_layer)]
         return tuple(_STATE if is_state else _ROWS for is_state in are_states)
+    if architecture == "deepseek4":  # rows in all; `arch.deepseek4` knows how many
+        return (_ROWS,) * n_layer
     if architecture in GOES_BACK:
         heads, widths = h.by_layer("attention.head_count_kv", n_layer), [0] * n_layer
         if architecture.startswith("nemotron"):  # elsewhere each layer has a dense part too

@@ -16,7 +16,7 @@ from typing import Any
 
 from gguf_mtp.errors import LoadFailed, UnsupportedModel
 from gguf_mtp.gguf import cache_layout
-from gguf_mtp.gguf.arch import deepseek2, deepseek32, nextn, recurrent
+from gguf_mtp.gguf.arch import deepseek2, deepseek4, deepseek32, nextn, recurrent
 from gguf_mtp.gguf.header import Header, read_header
 from gguf_mtp.gguf.hparams import Hparams
 from gguf_mtp.gguf.load_rules import why_not_load
@@ -29,6 +29,7 @@ Check = Callable[[Header, Hparams], "str | None"]
 ARCHITECTURES: Mapping[str, tuple[Check, Check]] = {
     "deepseek2": (deepseek2.why_not_run, deepseek2.why_not_draft),
     "deepseek32": (deepseek32.why_not_run, deepseek32.why_not_draft),
+    "deepseek4": (deepseek4.why_not_run, deepseek4.why_not_draft),
     **dict.fromkeys(nextn.GRAPHS, (nextn.why_not_run, nextn.why_not_draft)),
     **dict.fromkeys(cache_layout.WITH_BLOCK, (recurrent.why_not_run, nextn.why_not_draft)),
 }
@@ -136,6 +137,8 @@ def _why_draft(hparams: Hparams, n_layer: int) -> str:
     if not cache_layout.is_recurrent(hparams.arch):
         return found
     n_states = cache_layout.kept(hparams.kv, hparams.arch, n_layer).count("state")
+    if hparams.arch == "deepseek4":
+        return found
     size = n_states * cache_layout.state_bytes(hparams.kv, hparams.arch) / (1 << 20)
     return (
         f"{found}; {n_states} of {n_layer} layers are recurrent, so each sequence keeps a state of "

@@ -100,6 +100,8 @@ def _hparams(facts: ModelFacts) -> Mapping[str, Any]:
 
 
 def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, list) and isinstance(b, list):  # one more value for the block
+        return all(map(_equal, a, b)) if a and b else a == b
     if isinstance(a, float) or isinstance(b, float):
         return a is not None and b is not None and bool(np.isclose(a, b, rtol=1e-5, atol=0))
     return bool(a == b)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import llama_cpp as L
@@ -34,3 +35,30 @@ def nextn(name: str) -> Any:
         raise LoadFailed(
             f"this llama-cpp-python lacks {name}; drafting needs {LLAMA_CPP_PYTHON}"
         ) from error
+
+
+_LAYER_INPUT = (
+    "llama_set_embeddings_layer_inp",
+    "_Z30llama_set_embeddings_layer_inpP13llama_contextjb",
+    "?llama_set_embeddings_layer_inp@@YAXPEAUllama_context@@I_N@Z",
+)
+"""The call's name with each compiler; llama-cpp-python does not declare it."""
+
+
+def reserve_again(context: Any) -> None:
+    """Makes llama.cpp lay its graph's memory out anew before the next decode.
+
+    `llama_set_embeddings_nextn` does not ask for it: the layout does not know then that hidden rows
+    are put out, and may give their memory to something else, so that they are read as garbage.
+    Switching a layer's input off, which is off, changes nothing else.
+    """
+    library = L.llama_cpp._lib
+    for name in _LAYER_INPUT:
+        call = getattr(library, name, None)
+        if call is not None:
+            call.argtypes, call.restype = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_bool], None
+            call(context, 0, False)
+            return
+    raise LoadFailed(
+        f"this llama-cpp-python lacks {_LAYER_INPUT[0]}; drafting needs {LLAMA_CPP_PYTHON}"
+    )

@@ -13,8 +13,9 @@ import llama_cpp as L
 from gguf_mtp.errors import NO_CELLS, CannotRewind, DecodeError, LoadFailed, SavedStateError
 from gguf_mtp.gguf.ggml_types import TENSOR_TYPES
 from gguf_mtp.llama.batch_arrays import BatchArrays
-from gguf_mtp.llama.binding import nextn
+from gguf_mtp.llama.binding import nextn, reserve_again
 from gguf_mtp.llama.buffer_breakdown import BufferBreakdown, breakdown
+from gguf_mtp.llama.context_rules import NO_RULES, ContextRules
 from gguf_mtp.llama.log import Errors
 from gguf_mtp.llama.output_buffer import OutputBuffer
 from gguf_mtp.llama.recurrent_states import RecurrentStates, passes
@@ -63,21 +64,29 @@ class Context:
     numpy arrays that it owns: no call into C per row, and llama.cpp never frees Python memory.
     """
 
-    def __init__(self, model: Any, n_embd: int, n_vocab: int, options: ContextOptions) -> None:
+    def __init__(
+        self,
+        model: Any,
+        n_embd: int,
+        n_vocab: int,
+        options: ContextOptions,
+        rules: ContextRules = NO_RULES,
+    ) -> None:
+        """`n_embd` is the width of a hidden row."""
         self.options = options
         self._logits, self._hidden = OutputBuffer(n_vocab), OutputBuffer(n_embd)
         self._n_past = [0] * options.n_seq
         self._n_embd = n_embd
-        self._ctx = _new_context(model, options)
+        self._ctx = _new_context(model, options, rules)
         self._states = _states(model, self._ctx, options)
         self._memory = L.llama_get_memory(self._ctx)
         self.n_ctx: int = L.llama_n_ctx(self._ctx)
         self.n_decodes = 0
         self._get_hidden: Any = None
+        self._is_masked = options.is_mtp and rules.masked_block
         if options.hidden or options.is_mtp:
-            # Unmasked in both kinds of context: masked, the pinned MTP graphs return the first rows
-            # of a batch instead of its output rows.
-            nextn("llama_set_embeddings_nextn")(self._ctx, True, False)
+            nextn("llama_set_embeddings_nextn")(self._ctx, True, self._is_masked)
+            reserve_again(self._ctx)
             self._get_hidden = nextn("llama_get_embeddings_nextn")
         self._batch = BatchArrays(options.n_batch, n_embd if options.is_mtp else 0)
 
@@ -233,10 +242,11 @@ class Context:
         logits = self._logits.rows(L.llama_get_logits(self._ctx), n_outputs)
         hidden = None
         if self._get_hidden is not None:
-            hidden = self._hidden.rows(self._get_hidden(self._ctx), n_rows)
+            n_hidden = n_outputs if self._is_masked else n_rows
+            hidden = self._hidden.rows(self._get_hidden(self._ctx), n_hidden)
         outputs, row, out = [], 0, 0
         for r in rows:
-            n = len(r.tokens)
+            n = r.n_outputs if self._is_masked else len(r.tokens)
             h = None if hidden is None else hidden[row : row + n]
             outputs.append(Output(logits[out : out + r.n_outputs], h))
             row, out = row + n, out + r.n_outputs
@@ -261,7 +271,7 @@ def _copied(output: Output) -> Output:
     return Output(output.logits.copy(), None if output.hidden is None else output.hidden.copy())
 
 
-def _new_context(model: Any, options: ContextOptions) -> Any:
+def _new_context(model: Any, options: ContextOptions, rules: ContextRules) -> Any:
     params = L.llama_context_default_params()
     params.n_ctx, params.n_seq_max = options.n_ctx, options.n_seq
     params.n_batch = params.n_ubatch = options.n_batch
@@ -278,7 +288,7 @@ def _new_context(model: Any, options: ContextOptions) -> Any:
             f"cannot rewind {options.n_rewind} rows with a batch size of {options.n_batch}; "
             "use a larger batch size"
         )
-    params.kv_unified = True  # separate caches split an uneven batch into several full passes
+    params.kv_unified, params.swa_full = rules.unified, rules.full_window
     if options.is_mtp:
         params.ctx_type = L.LLAMA_CONTEXT_TYPE_MTP
     if options.strict:

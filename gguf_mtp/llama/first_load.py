@@ -55,7 +55,7 @@ def load(path: str, load_mtp: bool, has_trunk: bool, has_weights: bool) -> None:
         if has_trunk:
             hidden = _decode(model, has_weights, hidden=load_mtp)
         if load_mtp:
-            rows = np.zeros((2, model.n_embd), np.float32) if hidden is None else hidden
+            rows = np.zeros((2, model.n_hidden), np.float32) if hidden is None else hidden
             _decode_block(model, rows, has_weights)
 
 

@@ -14,10 +14,11 @@ from gguf_mtp.errors import LoadFailed, UnsupportedModel
 from gguf_mtp.llama.binding import check_binding
 from gguf_mtp.llama.buffer_breakdown import places
 from gguf_mtp.llama.context import Context, ContextOptions
+from gguf_mtp.llama.context_rules import rules_of
 from gguf_mtp.llama.devices import handles, is_remote
 from gguf_mtp.llama.log import Errors, forward_log
 from gguf_mtp.llama.tensor_overrides import TensorOverrides
-from gguf_mtp.llama.vocab import Vocab
+from gguf_mtp.llama.vocab import Vocab, meta
 from gguf_mtp.offload.directives import LoadParams
 from gguf_mtp.offload.options import LOAD_MODES
 
@@ -71,7 +72,9 @@ class Model:
         if not self._model:
             raise LoadFailed(f"{path}: {errors.reason()}")
         self._stack.callback(L.llama_model_free, self._model)
-        self.n_embd: int = L.llama_model_n_embd(self._model)
+        self.n_hidden: int = L.llama_model_n_embd_out(self._model)
+        """Width of a hidden row: the embedding's, times the residual streams."""
+        self._rules = rules_of(meta(self._model, b"general.architecture"))
         # The header's count stays when the block's weights were not loaded; its graph would abort.
         self.n_mtp: int = L.llama_model_n_layer_nextn(self._model) if options.load_mtp else 0
         self.context_length: int = L.llama_model_n_ctx_train(self._model)
@@ -84,7 +87,7 @@ class Model:
             raise UnsupportedModel(
                 f"{self.n_mtp} MTP blocks are loaded, but llama.cpp runs exactly one"
             )
-        context = Context(self._model, self.n_embd, self.vocab.n_tokens, options)
+        context = Context(self._model, self.n_hidden, self.vocab.n_tokens, options, self._rules)
         self._stack.callback(context.close)  # so that contexts die before the weights
         return context
 

@@ -40,7 +40,7 @@ class Vocab:
         template = L.llama_model_chat_template(model, None)
         self.chat_template: str | None = template.decode(errors="replace") if template else None
         self._pieces: dict[int, bytes] = {}
-        self._pre = _meta(model, _PRE)
+        self._pre = meta(model, _PRE)
 
     def tokenize(self, text: str, add_special: bool, parse_special: bool = True) -> list[int]:
         """Token ids of `text`. `add_special` puts BOS in front when the model wants one;
@@ -163,7 +163,7 @@ def _unicode(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def _meta(model: Any, key: bytes) -> str:
+def meta(model: Any, key: bytes) -> str:
     """A text of the file's header; empty without."""
     buffer = ctypes.create_string_buffer(64)
     n = L.llama_model_meta_val_str(model, key, buffer, len(buffer))

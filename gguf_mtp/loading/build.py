@@ -12,6 +12,7 @@ from typing import NamedTuple
 from gguf_mtp.drafters.spec import DraftContext
 from gguf_mtp.errors import LoadFailed
 from gguf_mtp.llama import Context, ContextOptions, Model, connect
+from gguf_mtp.loading.hidden_rows import check_hidden_rows
 from gguf_mtp.loading.select import DrafterSelection
 from gguf_mtp.placement.checked_plan import CheckedPlan, block_options, target_options
 from gguf_mtp.types import Drafter
@@ -55,6 +56,8 @@ def build(spec: BuildSpec, stack: ExitStack) -> BuiltModel:
     if selection.side is not None:
         block = stack.enter_context(Model(selection.side.path, plan.side_options()))
     target = _target(spec, model, reads_hidden=block is not None)
+    if block is not None:
+        check_hidden_rows(target, plan.subject.facts.path)
     parts = _Parts(spec, block, stack)
     return BuiltModel(model, block, target, [one.build(parts) for one in selection.specs])
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gguf_mtp.errors import RequestError
+from gguf_mtp.gguf.arch import deepseek4
 from gguf_mtp.gguf.bytes_per_token import kv_widths
 from gguf_mtp.gguf.cache_layout import kept, state_bytes
 from gguf_mtp.gguf.ggml_types import CACHE_TYPES
@@ -88,11 +89,26 @@ def caches(facts: ModelFacts, contexts: Contexts) -> tuple[int, ...]:
     """Bytes that each trunk layer keeps of the tokens before, and last an MTP block: rows for every
     cell, or the states of every sequence. Raises `RequestError` as `rooms`."""
     kv = _kv(facts, contexts)
+    if facts.architecture == "deepseek4":
+        return _compressed(facts, contexts)
     sizes = {"rows": kv, "state": _states(facts, contexts), "nothing": 0}
     found = [sizes[what] for what in kept(facts.kv, facts.architecture, facts.n_layer)]
     if facts.architecture in IDLE_BLOCK:
         found[-1] += facts.n_mtp * kv
     return (*found, kv)
+
+
+def _compressed(facts: ModelFacts, contexts: Contexts) -> tuple[int, ...]:
+    kind = CACHE_TYPES[contexts.cache_k]
+    layers, block = deepseek4.cache_bytes(
+        Hparams(facts.kv, facts.architecture, facts.path),
+        n_cells=contexts.n_cells // contexts.n_seq,
+        n_seq=contexts.n_seq,
+        n_batch=contexts.n_batch,
+        n_states=1 + contexts.n_rewind,
+        value=kind.n_bytes / kind.block,
+    )
+    return (*layers, block)
 
 
 def _states(facts: ModelFacts, contexts: Contexts) -> int:
@@ -150,6 +166,8 @@ def _compute(
     dense = 3 * h.largest("feed_forward_length", 0)
     # Between devices, the rows at a seam are kept on both sides.
     full = (max(attention, routed, dense) + 6 * n_embd) * F32 + mask + scores
+    if facts.architecture == "deepseek4":
+        full += deepseek4.row_bytes(h, n_cells // contexts.n_seq)
     experts = (routed + used * n_embd) * F32 + mask
     logits = n_outputs * (facts.n_vocab + n_embd) * F32
     return (

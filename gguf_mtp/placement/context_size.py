@@ -53,8 +53,9 @@ def with_options(subject: Subject, options: PlacementOptions) -> Contexts:
     """The subject's contexts with the types and switches that the user names. Raises
     `RequestError` for types that the model's cache cannot have."""
     contexts, facts = subject.contexts, subject.facts
-    is_mla = f"{facts.architecture}.attention.key_length_mla" in facts.kv
-    if is_mla and options.cache_k != options.cache_v:
+    is_one = f"{facts.architecture}.attention.key_length_mla" in facts.kv
+    is_one = is_one or facts.architecture == "deepseek4"
+    if is_one and options.cache_k != options.cache_v:
         raise RequestError(
             f"{facts.architecture} keeps keys and values in one cache, so --cache-type-k "
             f"{options.cache_k} and --cache-type-v {options.cache_v} must be equal"

@@ -202,6 +202,61 @@ def bailingmoe3(i: int) -> Shapes:
     return own | (nextn("layer_output_norm") if i == N_LAYER - 1 else {})
 
 
+N_HC, N_HASH, D_KEY, D_INDEX, N_INDEX, N_QUERY = 4, 2, 128, 64, 4, 32
+RATIOS = [0, 0, 4, 128, 4]
+DEEPSEEK4: Mapping[str, Any] = {
+    "block_count": N_LAYER, "context_length": 512, "embedding_length": D,
+    "attention.head_count": N_HEAD, "attention.head_count_kv": 1, "attention.key_length": D_KEY,
+    "attention.value_length": D_KEY, "rope.dimension_count": 32, "rope.freq_base": 10000.0,
+    "attention.layer_norm_rms_epsilon": 1e-6, "attention.q_lora_rank": N_QUERY,
+    "attention.sliding_window": 16, "expert_shared_count": 1, "expert_count": N_EXPERT,
+    "expert_used_count": N_USED, "expert_feed_forward_length": D_FF, "expert_gating_func": 4,
+    "expert_weights_scale": 1.5, "expert_weights_norm": True, "swiglu_clamp_exp": [10.0] * N_LAYER,
+    "attention.indexer.head_count": N_INDEX, "attention.indexer.key_length": D_INDEX,
+    "attention.indexer.top_k": 8, "attention.output_group_count": 2,
+    "attention.output_lora_rank": 16, "attention.compress_ratios": RATIOS,
+    "attention.compress_rope_freq_base": 160000.0, "hyper_connection.count": N_HC,
+    "hyper_connection.sinkhorn_iterations": 20, "hyper_connection.epsilon": 1e-6,
+    "hash_layer_count": N_HASH,
+}  # fmt: skip
+
+
+def deepseek4(i: int) -> Shapes:
+    mix, ratio = (2 + N_HC) * N_HC, RATIOS[i]
+    shapes: Shapes = {
+        "attn_norm.weight": (D,), "attn_sinks.weight": (N_HEAD,),
+        "attn_q_a.weight": (N_QUERY, D), "attn_q_a_norm.weight": (N_QUERY,),
+        "attn_q_b.weight": (N_HEAD * D_KEY, N_QUERY), "attn_kv.weight": (D_KEY, D),
+        "attn_kv_a_norm.weight": (D_KEY,), "attn_output_a.weight": (32, N_HEAD * D_KEY // 2),
+        "attn_output_b.weight": (D, 32), "ffn_norm.weight": (D,),
+        "ffn_gate_inp.weight": (N_EXPERT, D), "ffn_gate_exps.weight": (N_EXPERT, D_FF, D),
+        "ffn_up_exps.weight": (N_EXPERT, D_FF, D), "ffn_down_exps.weight": (N_EXPERT, D, D_FF),
+        "ffn_gate_shexp.weight": (D_FF, D), "ffn_up_shexp.weight": (D_FF, D),
+        "ffn_down_shexp.weight": (D, D_FF),
+    }  # fmt: skip
+    for part in ("attn", "ffn"):
+        shapes |= {f"hc_{part}_fn.weight": (mix, N_HC * D), f"hc_{part}_base.weight": (mix,)}
+        shapes[f"hc_{part}_scale.weight"] = (3,)
+    if i < N_HASH:
+        shapes["ffn_gate_tid2eid.weight"] = (N_VOCAB, N_USED)
+    else:
+        shapes["exp_probs_b.bias"] = (N_EXPERT,)
+    if ratio:
+        shapes |= _compressor("attn", D_KEY * (2 if ratio == 4 else 1), D_KEY, ratio)
+    if ratio == 4:
+        shapes |= _compressor("indexer", 2 * D_INDEX, D_INDEX, ratio)
+        shapes["indexer.proj.weight"] = (N_INDEX, D)
+        shapes["indexer.attn_q_b.weight"] = (N_INDEX * D_INDEX, N_QUERY)
+    return shapes
+
+
+def _compressor(part: str, width: int, head: int, ratio: int) -> Shapes:
+    return {
+        f"{part}_compressor_kv.weight": (width, D), f"{part}_compressor_gate.weight": (width, D),
+        f"{part}_compressor_ape.weight": (ratio, width), f"{part}_compressor_norm.weight": (head,),
+    }  # fmt: skip
+
+
 Layer = Callable[[int], Shapes]
 ARCHITECTURES: Mapping[str, tuple[Mapping[str, Any], Layer]] = {
     "qwen35": (QWEN, qwen35),
@@ -210,6 +265,7 @@ ARCHITECTURES: Mapping[str, tuple[Mapping[str, Any], Layer]] = {
     "bailingmoe3": (BAILING, bailingmoe3),
     "nemotron_h": (NEMOTRON_H, nemotron_h),
     "lfm2": (LFM2, lfm2),
+    "deepseek4": (DEEPSEEK4, deepseek4),
     "qwen3next": (QWEN | EXPERTS, qwen3next),
 }
 
@@ -230,6 +286,9 @@ def write(path: Path, arch: str) -> Path:
     writer.add_eos_token_id(257)
     shapes: Shapes = {"token_embd.weight": (N_VOCAB, D), "output.weight": (N_VOCAB, D)}
     shapes["token_embd_norm.weight" if arch == "lfm2" else "output_norm.weight"] = (D,)
+    if arch == "deepseek4":
+        shapes |= {"output_hc_fn.weight": (N_HC, N_HC * D), "output_hc_base.weight": (N_HC,)}
+        shapes["output_hc_scale.weight"] = (1,)
     for i in range(int(hyper["block_count"])):
         shapes |= {f"blk.{i}.{name}": shape for name, shape in layer(i).items()}
     for name, shape in shapes.items():
@@ -242,6 +301,8 @@ def write(path: Path, arch: str) -> Path:
 
 
 def _values(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> Any:
+    if "tid2eid" in name:  # experts of each token, all different
+        return np.argsort(rng.random((shape[0], N_EXPERT)))[:, : shape[1]].astype(np.int32)
     values = rng.standard_normal(shape)
     if name.endswith("ssm_a"):
         values = -np.exp(values)
