@@ -67,6 +67,7 @@ def test_without_a_new_layout_they_are_garbage(
         monkeypatch.setattr(llama_context, "reserve_again", lambda _: None)
         wrong = model.context(OPTIONS)
         assert not np.allclose(hidden(wrong, 2, 2), hidden(sound, 2, 2), rtol=0.1)
+        wrong.rewind(0, 0)
         with caplog.at_level(logging.WARNING):
             check_hidden_rows(wrong, "m.gguf")
         assert "hidden rows of m.gguf are not the model's" in caplog.text

@@ -126,7 +126,7 @@ def test_a_block_that_would_abort_does_not_draft(
     ("arch", "why"),
     [
         ("qwen3next", "recurrent layers, and their cache cannot drop"),
-        ("deepseek4", "recurrent layers, and rewinding their state has not been tested"),
+        ("glm5-next", "recurrent layers, and rewinding their state has not been tested"),
         ("step35", "sliding-window cache cannot always"),
         ("llama", "no MTP graph"),
     ],
