@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from ..demo import CHECKPOINT
 
-SIZE = {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "F8_E8M0": 1, "I8": 1, "U8": 1}
+SIZE = {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "F8_E8M0": 1, "I8": 1, "U8": 1, "I64": 8}
 INDEX = "model.safetensors.index.json"
 
 V3: dict[str, Any] = {

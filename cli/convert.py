@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -113,31 +113,52 @@ def convert(
     ],
 ) -> None:
     """Convert a DeepSeek-V3-class checkpoint, MTP block included, to GGUF in one pass."""
-    from ..converters.convert import check_place, plan, write
+    from ..converters.convert import check_place, side_path
 
     options = _options(source, form_args, work_args)
     say = _nothing if work_args.quiet else typer.echo
     out = form_args.out or _default(Path(source), options)
     check_place(out)
     folder, storage = _locate(source, options, form_args.remote, work_args.quiet)
-    with plan(folder, options, storage) as job:
-        if work_args.dry_run:
-            for placed in job.tensors:
-                say(_line(placed))
-        say(_before(job, options))
-        if work_args.dry_run:
-            say(_account(out, job.account, "would have"))
-            return
-        with _interruptible(out), conversion_bar(work_args.quiet) as progress:
-            write(job, out, options, progress)
-        say(_account(out, job.account, "has"))
-        n_bytes, account, first = job.n_bytes, job.account, job.files(out)[0].path
+    run = _Run(folder, storage, work_args, say)
+    account, n_bytes, first = run.convert(out, options)
+    if account.has_side:
+        side = side_path(out)
+        say(f"\nits MTP block, which must be a file of its own: {side}")
+        run.convert(side, replace(options, mtp="only"))
+    if work_args.dry_run:
+        return
     if form_args.mtp is Mtp.only:
         say(
             f"use it with --draft-model {out}, or put it in the model's folder; graft joins the two"
         )
     elif work_args.verify or (work_args.verify is None and n_bytes < _VERIFY_BELOW):
         _verify(first, account, options, say)
+
+
+class _Run(NamedTuple):
+    """Conversions of one checkpoint."""
+
+    folder: Path
+    storage: Shards | None
+    work: WorkArgs
+    say: Callable[[str], None]
+
+    def convert(self, out: Path, options: ConvertOptions) -> tuple[Account, int, Path]:
+        """What became of everything, the bytes written, and the first file."""
+        from ..converters.convert import plan, write
+
+        with plan(self.folder, options, self.storage) as job:
+            is_real = not self.work.dry_run
+            if not is_real:
+                for placed in job.tensors:
+                    self.say(_line(placed))
+            self.say(_before(job, options))
+            if is_real:
+                with _interruptible(out), conversion_bar(self.work.quiet) as progress:
+                    write(job, out, options, progress)
+            self.say(_account(out, job.account, "has" if is_real else "would have"))
+            return job.account, job.n_bytes, job.files(out)[0].path
 
 
 def _options(source: str, form: FormArgs, work: WorkArgs) -> ConvertOptions:
@@ -245,7 +266,7 @@ def _account(out: Path, a: Account, verb: str) -> str:
         ),
         f"MTP block: blk.{a.mtp_block}, {a.mtp_bytes:,} bytes"
         if a.mtp_block is not None
-        else "MTP block: none",
+        else f"MTP block: {'in a file of its own' if a.has_side else 'none'}",
         *(f"note: {note}" for note in a.notes),
     ]
     return "\n".join(lines)

@@ -28,12 +28,20 @@ ITEM_SIZE = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
     "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
 }  # fmt: skip
+FP4 = "F4"
+"""What a tensor is called that holds two E2M1 codes in each byte, the first one low; checkpoints
+store it as I8. Its shape counts codes."""
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 _MAX_HEADER = 100_000_000  # the format's own limit
 _MAX_TEXT = 256 << 20
 _LFS = b"version https://git-lfs"
 _POINTER = "is a Git LFS pointer, not the file; run git lfs pull"
+
+
+def n_bytes_of(dtype: str, n: int) -> int:
+    """Bytes of `n` values."""
+    return n // 2 if dtype == FP4 else n * ITEM_SIZE[dtype]
 
 
 class SourceTensor(NamedTuple):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
@@ -28,6 +29,7 @@ __all__ = [
     "check_place",
     "convert",
     "plan",
+    "side_path",
     "write",
 ]
 
@@ -48,7 +50,8 @@ def convert(
     options: ConvertOptions,
     progress: Callable[[Progress], None] | None = None,
 ) -> Account:
-    """Write the checkpoint in the folder `source` as the GGUF file `out`, replacing it when whole.
+    """Write the checkpoint in the folder `source` as the GGUF file `out`, replacing it when whole;
+    and its MTP block beside it (`side_path`) where that cannot be part of it.
 
     Raises `ConversionError` with the file, key or tensor in it. Nothing is written when the
     checkpoint is at fault; when a disk is, what was written stays as `out`.partial for `resume`.
@@ -60,7 +63,15 @@ def convert(
         for name, reason in job.account.dropped.items():
             logger.info("dropped %s: %s", name, reason)
         write(job, out, options, progress)
-        return job.account
+        account = job.account
+    if account.has_side:
+        convert(source, side_path(out), replace(options, mtp="only"), progress)
+    return account
+
+
+def side_path(out: Path) -> Path:
+    """Where the MTP block of the model in `out` is found, if it is a file of its own."""
+    return out.with_name(f"mtp-{out.name}")
 
 
 def write(

@@ -19,7 +19,7 @@ from gguf import GGMLQuantizationType
 
 from ..errors import ConversionError
 from ..types import Floats
-from .checkpoint import ITEM_SIZE
+from .checkpoint import n_bytes_of
 from .gguf_file import TypedTensor, row_bytes
 from .quantize import CHUNK, N_SPARE, Ggml
 from .resume_file import partial_path
@@ -81,6 +81,8 @@ def check_ram(n_bytes: int) -> str | None:
 def _seconds(tensors: Sequence[TypedTensor], n_threads: int) -> float:
     work: dict[tuple[str, GGMLQuantizationType], int] = defaultdict(int)
     for placed in tensors:
+        if placed.tensor.is_index:
+            continue
         work[placed.tensor.pieces[0].weight.tensor.dtype, placed.type] += placed.tensor.n_elements
     ggml, dequantiser = Ggml(), Dequantiser()
     per_weight = {kind: _cost(ggml, dequantiser, *kind) for kind in work}
@@ -91,7 +93,8 @@ def _cost(ggml: Ggml, dequantiser: Dequantiser, dtype: str, type_: GGMLQuantizat
     """Seconds per weight on one thread."""
     shape = (_SAMPLE_ROWS, _SAMPLE_COLS)
     rng = np.random.default_rng(0)
-    raw = rng.integers(0, 48, (_SAMPLE_ROWS, _SAMPLE_COLS * ITEM_SIZE[dtype]), np.uint8).ravel()
+    n_bytes = n_bytes_of(dtype, _SAMPLE_ROWS * _SAMPLE_COLS)
+    raw = rng.integers(0, 48, n_bytes, np.uint8)
     rows = np.empty(shape, np.float32)
     weights: Floats = rng.standard_normal(shape, np.float32)
     out = np.empty(_SAMPLE_ROWS * row_bytes(type_, _SAMPLE_COLS), np.uint8)

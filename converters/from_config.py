@@ -66,6 +66,9 @@ class _Promise:
         del fate
         return Weight(self._tensor(name, shape))
 
+    def take_indices(self, name: str, shape: tuple[int, ...]) -> Weight:
+        return self.take(name, shape)
+
     def drop(self, name: str, reason: str) -> None:
         """Nothing is there to be dropped."""
 

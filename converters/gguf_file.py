@@ -107,8 +107,10 @@ def _value(value: Value) -> bytes:
             return struct.pack("<I", GGUFValueType.ARRAY) + _array(value)
 
 
-def _array(values: Sequence[str] | Sequence[int]) -> bytes:
+def _array(values: Sequence[str] | Sequence[int] | Sequence[float]) -> bytes:
     if values and isinstance(values[0], str):
         head = struct.pack("<IQ", GGUFValueType.STRING, len(values))
         return head + b"".join(_string(str(v)) for v in values)
+    if values and isinstance(values[0], float):
+        return struct.pack(f"<IQ{len(values)}f", GGUFValueType.FLOAT32, len(values), *values)
     return struct.pack(f"<IQ{len(values)}i", GGUFValueType.INT32, len(values), *values)

@@ -31,6 +31,8 @@ from .resume_file import Leftovers, PartialFile, check_place
 __all__ = ["Copied", "CopyOptions", "extract", "graft"]
 
 _NUMBERS = {kind.name: number for number, kind in TENSOR_TYPES.items()}
+_APART = ("deepseek4",)
+"""Architectures whose block has tensors under the trunk's names."""
 _CHUNK = 1 << 23
 # Written anew, for the shards and the alignment of the output.
 _OF_THE_FILE = ("split.no", "split.count", "split.tensors.count", "general.alignment")
@@ -71,6 +73,11 @@ def graft(
     output_shards.refuse_inputs(
         out, {base, mtp, *(t.file for t in (*model.tensors, *side.tensors))}
     )
+    if model.architecture in _APART:
+        raise ConversionError(
+            f"{mtp} must stay a file of its own: in one file llama.cpp would draft with the "
+            f"model's output_hc_* instead of the block's; as mtp-{base.name} beside it it is found"
+        )
     i = model.n_layer
     if any(t.name.startswith(f"blk.{i}.") for t in model.tensors):
         raise ConversionError(f"{base} already has a block after its {i} layers")

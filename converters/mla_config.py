@@ -94,12 +94,12 @@ class Hyperparameters:
             has_bias=config.get("topk_method", "noaux_tc") == "noaux_tc",
             gating=_gating(config),
             normalise=bool(config.get("norm_topk_prob")),
-            routed_scale=_number(config, "routed_scaling_factor"),
-            rms_eps=_number(config, "rms_norm_eps"),
-            rope_base=_number(rope if "rope_theta" in rope else config, "rope_theta"),
+            routed_scale=number(config, "routed_scaling_factor"),
+            rms_eps=number(config, "rms_norm_eps"),
+            rope_base=number(rope if "rope_theta" in rope else config, "rope_theta"),
             yarn=_yarn(rope),
             tied=bool(config.get("tie_word_embeddings")),
-            fp8_block=_fp8_block(config),
+            fp8_block=fp8_block(config),
         )
         h._check()
         return h
@@ -186,7 +186,7 @@ def section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return value or {}
 
 
-def _number(config: Mapping[str, Any], key: str) -> float:
+def number(config: Mapping[str, Any], key: str) -> float:
     value = config.get(key)
     if isinstance(value, bool) or not (isinstance(value, int | float) and 0 < value <= _MAX_NUMBER):
         raise ConversionError(
@@ -227,15 +227,15 @@ def _yarn(rope: Mapping[str, Any]) -> Yarn | None:
             "but llama.cpp needs them equal and not zero"
         )
     return Yarn(
-        _number(rope, "factor"),
+        number(rope, "factor"),
         count(rope, "original_max_position_embeddings"),
-        _number(rope, "beta_fast"),
-        _number(rope, "beta_slow"),
-        _number(rope, "mscale_all_dim"),
+        number(rope, "beta_fast"),
+        number(rope, "beta_slow"),
+        number(rope, "mscale_all_dim"),
     )
 
 
-def _fp8_block(config: Mapping[str, Any]) -> tuple[int, int] | None:
+def fp8_block(config: Mapping[str, Any]) -> tuple[int, int] | None:
     quantization = section(config, "quantization_config")
     if not quantization:
         return None

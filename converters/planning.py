@@ -22,7 +22,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from ..errors import ConversionError
 from . import CONVERTER_VERSION, mla, recipes
 from .checkpoint import Checkpoint, folder_name
-from .families import adapt
+from .families import adapt, needs
 from .gguf_file import TypedTensor, header, offsets, pad, size, split_keys
 from .imatrix import Imatrix
 from .local_shards import Shards
@@ -58,7 +58,7 @@ class ConvertOptions:
 
     def needs(self, config: Mapping[str, Any], name: str) -> bool:
         """Whether a tensor is read at all."""
-        return mla.needs(config, self.mtp, name)
+        return needs(config, self.mtp, name)
 
     @property
     def threads(self) -> int:
@@ -73,7 +73,8 @@ class Account:
     """Where everything went: `n_read` = `n_written` + `n_merged` + len(`dropped`) source tensors.
 
     `dropped` maps names to reasons. Bytes are those of the output. `mtp_block` is the number of the
-    block that holds the MTP tensors, None without one.
+    block that holds the MTP tensors, None without one; with `has_side` they need a file of their
+    own, which `mtp` "only" writes.
     """
 
     n_read: int
@@ -86,6 +87,7 @@ class Account:
     mtp_block: int | None
     mtp_bytes: int
     notes: tuple[str, ...]
+    has_side: bool = False
 
 
 class Shard(NamedTuple):
@@ -259,4 +261,5 @@ def _account(
         mtp_block=adapted.mtp_block,
         mtp_bytes=sum(t.n_bytes for t in tensors if t.tensor.name.startswith(prefix)),
         notes=tuple(notes),
+        has_side=adapted.has_side,
     )

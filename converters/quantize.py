@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import math
 import os
 import queue
 import sys
@@ -26,6 +27,7 @@ from gguf import GGMLQuantizationType
 
 from ..errors import ConversionError
 from ..types import Floats
+from .checkpoint import FP4
 from .gguf_file import TypedTensor, row_bytes
 from .row_reader import Bytes, RowReader
 from .tensors import SourceRows
@@ -69,10 +71,19 @@ class Ggml:
 
 
 class ChunkPart(NamedTuple):
-    """Rows of one output matrix (one expert, one head) in a chunk."""
+    """Rows of one output matrix (one expert, one head) in a chunk; of several pieces, which are as
+    high, those side by side."""
 
-    piece: SourceRows
+    pieces: tuple[SourceRows, ...]
     matrix: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.pieces[0].shape[0], sum(piece.shape[1] for piece in self.pieces)
+
+    @property
+    def n_weights(self) -> int:
+        return math.prod(self.shape)
 
 
 class Task(NamedTuple):
@@ -89,7 +100,7 @@ def tasks(placed: TypedTensor, importance: Floats | None) -> Iterator[Task]:
     parts: list[ChunkPart] = []
     n = 0
     for part in _parts(placed):
-        size = part.piece.n_rows * part.piece.weight.tensor.n_cols
+        size = part.n_weights
         if parts and n + size > CHUNK:
             yield Task(placed, tuple(parts), importance, False)
             parts, n = [], 0
@@ -101,16 +112,22 @@ def tasks(placed: TypedTensor, importance: Floats | None) -> Iterator[Task]:
 def _parts(placed: TypedTensor) -> Iterator[ChunkPart]:
     tensor = placed.tensor
     rows_per_matrix = tensor.shape[-2] if len(tensor.shape) > 1 else 1
+    if tensor.beside:
+        step = max(1, CHUNK // tensor.n_per_row)
+        for row in range(0, tensor.n_rows, step):
+            n_rows = min(step, tensor.n_rows - row)
+            yield ChunkPart(tuple(p._replace(row=row, n_rows=n_rows) for p in tensor.pieces), 0)
+        return
     done = 0
     for piece in tensor.pieces:
         n_rows = piece.shape[0]
         if piece.transposed:
-            yield ChunkPart(piece, done // rows_per_matrix)
+            yield ChunkPart((piece,), done // rows_per_matrix)
         else:
             step = max(1, CHUNK // piece.weight.tensor.n_cols)
             for row in range(0, n_rows, step):
                 cut = piece._replace(row=piece.row + row, n_rows=min(step, n_rows - row))
-                yield ChunkPart(cut, (done + row) // rows_per_matrix)
+                yield ChunkPart((cut,), (done + row) // rows_per_matrix)
         done += n_rows
 
 
@@ -166,15 +183,37 @@ class Encoder:
 
     def _run(self, task: Task) -> tuple[_Buffers, Bytes]:
         buffers = self._free.get()
-        sizes = [p.piece.n_rows * p.piece.weight.tensor.n_cols for p in task.parts]
+        sizes = [part.n_weights for part in task.parts]
         buffers.fit(sum(sizes))
+        type_ = task.placed.type
         done_rows = done_bytes = 0
         for part, size in zip(task.parts, sizes, strict=True):
-            rows: Floats = buffers.rows[done_rows : done_rows + size].reshape(part.piece.shape)
-            self._reader.read(part.piece, buffers.raw, rows)
-            n_bytes = rows.shape[0] * row_bytes(task.placed.type, rows.shape[1])
+            n_rows, n_cols = part.shape
+            n_bytes = n_rows * row_bytes(type_, n_cols)
             out = buffers.out[done_bytes : done_bytes + n_bytes]
-            importance = None if task.importance is None else task.importance[part.matrix]
-            self._ggml.quantize(task.placed.type, rows, out, importance)
+            if type_ is GGMLQuantizationType.MXFP4 and part.pieces[0].weight.tensor.dtype == FP4:
+                out[:] = self._reader.mxfp4(part.pieces[0]).ravel()
+            else:
+                rows: Floats = buffers.rows[done_rows : done_rows + size].reshape(part.shape)
+                self._read(part, buffers.raw, rows)
+                self._encode(task, part, rows, out)
             done_rows, done_bytes = done_rows + size, done_bytes + n_bytes
         return buffers, buffers.out[:done_bytes]
+
+    def _read(self, part: ChunkPart, raw: Bytes, rows: Floats) -> None:
+        if len(part.pieces) == 1:
+            self._reader.read(part.pieces[0], raw, rows)
+            return
+        done = 0
+        for piece in part.pieces:
+            own = np.empty(piece.shape, np.float32)
+            self._reader.read(piece, raw, own)
+            rows[:, done : done + own.shape[1]] = own
+            done += own.shape[1]
+
+    def _encode(self, task: Task, part: ChunkPart, rows: Floats, out: Bytes) -> None:
+        if task.placed.type is GGMLQuantizationType.I32:
+            out.view(np.int32)[:] = rows.ravel()
+            return
+        importance = None if task.importance is None else task.importance[part.matrix]
+        self._ggml.quantize(task.placed.type, rows, out, importance)

@@ -20,6 +20,7 @@ from gguf import GGML_QUANT_SIZES, LlamaFileType
 from gguf import GGMLQuantizationType as T
 
 from ..errors import ConversionError
+from .checkpoint import FP4
 from .tensors import Adapted, OutputTensor
 
 _F = LlamaFileType
@@ -156,14 +157,17 @@ def fitting(type_: T, n_per_row: int) -> T:
 
 
 def is_quantisable(tensor: OutputTensor) -> bool:
-    """Norms, routers (of experts and of keys) and biases stay F32."""
+    """Norms, routers (of experts and of keys), biases, and what mixes V4's residual streams and
+    compresses its keys stay F32."""
     name = tensor.name
     return (
         sum(n > 1 for n in tensor.shape) > 1
         and name.endswith("weight")
         and "_norm.weight" not in name
         and "ffn_gate_inp.weight" not in name
-        and not name.endswith("indexer.proj.weight")
+        and not name.endswith(("indexer.proj.weight", "_compressor_ape.weight"))
+        and ".hc_" not in name
+        and "output_hc_" not in name
     )
 
 
@@ -178,6 +182,12 @@ def needs_imatrix(tensor: OutputTensor, type_: T, recipe: Recipe) -> bool:
     return type_ is T.Q2_K and recipe.file_type is _F.MOSTLY_Q2_K_S
 
 
+def _bits(type_: T) -> float:
+    """Of one weight."""
+    n_weights, n_bytes = GGML_QUANT_SIZES[type_]
+    return 8 * n_bytes / n_weights
+
+
 class _Mix:
     def __init__(self, adapted: Adapted, wish: QuantOptions) -> None:
         self.wish = wish
@@ -187,14 +197,24 @@ class _Mix:
         self.tied = all(t.name != "output.weight" for t in adapted.tensors)
 
     def wanted(self, tensor: OutputTensor) -> T:
+        if tensor.is_index:
+            return T.I32
         if not is_quantisable(tensor):
             return T.F32
         for pattern, type_ in self.wish.overrides:
             if pattern.search(tensor.name):
                 return type_
+        if self._stays_fp4(tensor):
+            return T.MXFP4
         if self.mtp and tensor.name.startswith(self.mtp):
             return self._drafter(tensor)
         return self._trunk(tensor)
+
+    def _stays_fp4(self, tensor: OutputTensor) -> bool:
+        """FP4 weights are MXFP4 without a loss, in fewer bits than any type that has as many."""
+        base = self.wish.recipe.type
+        is_fp4 = tensor.pieces[0].weight.tensor.dtype == FP4
+        return is_fp4 and base not in _FLOATS and _bits(base) >= _bits(T.MXFP4)
 
     def _drafter(self, tensor: OutputTensor) -> T:
         if tensor.name.endswith("nextn.shared_head_head.weight") and self.wish.draft_head:

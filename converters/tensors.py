@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from .checkpoint import SourceTensor
 
 Fate = Literal["written", "merged"]
-Value = bool | int | float | str | list[str] | list[int]
+Value = bool | int | float | str | list[str] | list[int] | list[float]
 
 
 class Weight(NamedTuple):
@@ -42,11 +42,14 @@ class SourceRows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OutputTensor:
-    """A tensor of the GGUF file. `shape` is outermost first; the pieces' rows follow each other."""
+    """A tensor of the GGUF file. `shape` is outermost first; the pieces' rows follow each other, or
+    with `beside` lie side by side. `is_index`: whole numbers, which are looked up."""
 
     name: str
     shape: tuple[int, ...]
     pieces: tuple[SourceRows, ...]
+    beside: bool = False
+    is_index: bool = False
 
     @property
     def n_per_row(self) -> int:
@@ -66,7 +69,8 @@ class Adapted:
     """What an architecture makes of a checkpoint.
 
     `kv` is GGUF metadata without the vocabulary. `mtp_block` is the number of the block that holds
-    the MTP tensors, None without one. `dropped` maps source names to reasons; `n_written` and
+    the MTP tensors, None without one; `has_side` says that they need a file of their own, which is
+    not this one. `dropped` maps source names to reasons; `n_written` and
     `n_merged` count the other source tensors. `notes` are sentences worth logging.
     """
 
@@ -78,6 +82,7 @@ class Adapted:
     n_merged: int
     dropped: dict[str, str]
     notes: tuple[str, ...]
+    has_side: bool = False
 
 
 class Source(Protocol):
@@ -98,5 +103,6 @@ class Books(Protocol):
     def dropped(self) -> dict[str, str]: ...
     def has(self, name: str) -> bool: ...
     def take(self, name: str, shape: tuple[int, ...], fate: Fate = "written") -> Weight: ...
+    def take_indices(self, name: str, shape: tuple[int, ...]) -> Weight: ...
     def drop(self, name: str, reason: str) -> None: ...
     def settle(self) -> tuple[int, int]: ...

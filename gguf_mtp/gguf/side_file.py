@@ -54,8 +54,9 @@ def read(path: str | os.PathLike[str]) -> ModelFacts:
 
 def find(model: ModelFacts) -> tuple[ModelFacts | None, list[str]]:
     """The `mtp-*.gguf` beside a model that belongs to it, and why others do not, in sentences."""
-    refusals = []
-    for path in sorted(Path(model.path).absolute().parent.glob("mtp-*.gguf")):
+    refusals, own = [], f"mtp-{Path(model.path).name}"
+    found = Path(model.path).absolute().parent.glob("mtp-*.gguf")
+    for path in sorted(found, key=lambda path: (path.name != own, path)):
         if path.name == Path(model.path).name:
             continue
         try:
