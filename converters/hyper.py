@@ -16,6 +16,7 @@ from typing import Any
 
 from ..errors import ConversionError
 from .hyper_config import ARCHITECTURE, CSA, HyperConfig
+from .hyper_template import chat_template
 from .ledger import Ledger
 from .mla import Choices, Mtp
 from .tensors import Adapted, Books, OutputTensor, Source, SourceRows, Weight
@@ -69,6 +70,7 @@ def adapt(checkpoint: Source, choices: Choices, *, books: Books | None = None) -
         dropped=ledger.dropped,
         notes=tuple(_notes(choices.mtp, has_block, has_dspark)),
         has_side=has_block and choices.mtp == "keep",
+        chat_template=chat_template,
     )
 
 

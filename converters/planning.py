@@ -231,7 +231,9 @@ def _metadata(
     kv |= adapted.kv
     n_vocab = adapted.kv[f"{adapted.architecture}.vocab_size"]
     assert isinstance(n_vocab, int)
-    return kv | vocabulary(checkpoint, n_vocab)
+    if adapted.chat_template is not None:
+        kv["tokenizer.chat_template"] = adapted.chat_template(str(kv["general.name"]))
+    return kv | vocabulary(checkpoint, n_vocab)  # a template of the checkpoint's own wins
 
 
 def _fingerprint(checkpoint: Checkpoint, head: bytes, imatrix: Imatrix | None) -> str:

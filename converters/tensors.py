@@ -7,7 +7,7 @@ stacked experts are one piece per expert, and the halves of MLA's kv_b are one p
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -70,7 +70,8 @@ class Adapted:
 
     `kv` is GGUF metadata without the vocabulary. `mtp_block` is the number of the block that holds
     the MTP tensors, None without one; `has_side` says that they need a file of their own, which is
-    not this one. `dropped` maps source names to reasons; `n_written` and
+    not this one. `chat_template` makes one for a model of this name whose checkpoint has none.
+    `dropped` maps source names to reasons; `n_written` and
     `n_merged` count the other source tensors. `notes` are sentences worth logging.
     """
 
@@ -83,6 +84,7 @@ class Adapted:
     dropped: dict[str, str]
     notes: tuple[str, ...]
     has_side: bool = False
+    chat_template: Callable[[str], str] | None = None
 
 
 class Source(Protocol):

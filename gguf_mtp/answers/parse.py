@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 from gguf_mtp.answers.detokenizer import Detokenizer
 from gguf_mtp.answers.stop_strings import StopStrings
@@ -25,14 +25,25 @@ __all__ = ["AnswerEvent", "AnswerParser", "Delta", "End", "Failure", "ParseOptio
 Finish = Literal["stop", "length", "tool_calls"]
 
 
+class CallParser(Protocol):
+    """Reads tool calls from a text that comes in pieces (`chat.tool_calls.ToolCallParser`)."""
+
+    is_done: bool
+    n_calls: int
+
+    def add(self, text: str) -> list[Event]: ...
+    def finish(self) -> list[Event]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class ParseOptions:
     """How the text of an answer is read.
 
     `piece`: a token's bytes, those of the markers that are parsed included. `thinks`: whether it
     begins inside reasoning; None when there is none to look for. `begun` is what the prompt already
-    holds of a tool call. `max_calls`: 0 where no calls are looked for, None for any number.
-    `with_sources`: whether the text comes token by token, with where each came from.
+    holds of a tool call. `max_calls`: 0 where no calls are looked for, None for any number;
+    `parser` makes what reads them. `with_sources`: whether the text comes token by token, with
+    where each came from.
     """
 
     piece: Callable[[int], bytes]
@@ -40,6 +51,7 @@ class ParseOptions:
     thinks: bool | None = None
     begun: str = ""
     max_calls: int | None = 0
+    parser: Callable[[int | None], CallParser] = ToolCallParser
     with_sources: bool = False
 
 
@@ -87,9 +99,9 @@ class AnswerParser:
         self._detokenizer = Detokenizer(options.piece)
         self._stops = StopStrings(options.stops)
         self._reasoning = None if options.thinks is None else ReasoningParser(options.thinks)
-        self._calls: ToolCallParser | None = None
+        self._calls: CallParser | None = None
         if options.max_calls != 0:
-            self._calls = ToolCallParser(options.max_calls)
+            self._calls = options.parser(options.max_calls)
             self._calls.add(options.begun)
         self._sources = TokenSources() if options.with_sources else None
         self._tokens: list[int] = []

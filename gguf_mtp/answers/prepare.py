@@ -27,6 +27,7 @@ from gguf_mtp.answers.structured_output import (
 )
 from gguf_mtp.chat import reasoning
 from gguf_mtp.chat.conversation import ChatPrompt, ChatTemplate, Turns
+from gguf_mtp.chat.tool_calls import ToolCallParser
 from gguf_mtp.engine.config import EngineLimits
 from gguf_mtp.errors import RequestError
 from gguf_mtp.grammar.matching import Grammar, Grammars
@@ -212,6 +213,7 @@ def _chat_parsing(
         thinks=prompt.thinks if model.template.can_think and not must_call else None,
         begun=prompt.begun,
         max_calls=(1 if calls.is_single else None) if calls else 0,
+        parser=calls.format.parser if calls else ToolCallParser,
         with_sources=options.token_sources,
     )
 

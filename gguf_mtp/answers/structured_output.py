@@ -11,6 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from gguf_mtp.answers import dsml_grammar
+from gguf_mtp.chat.conversation import CallFormat
+from gguf_mtp.chat.dsml import Dsml
 from gguf_mtp.chat.tool_calls import CALL, CALLS, CALLS_END, ToolFormat
 from gguf_mtp.errors import RequestError
 from gguf_mtp.grammar.gbnf.lark import lark_of
@@ -53,7 +56,7 @@ class Calls:
     with `name`, behind it; otherwise the answer may do without. `is_single`: one call and no more.
     """
 
-    format: ToolFormat
+    format: CallFormat
     tools: Sequence[Tool]
     has_begun: bool = True
     name: str | None = None
@@ -66,7 +69,8 @@ class Calls:
 
     def openings(self, grammars: Grammars) -> frozenset[int]:
         """The tokens with which calls begin; none where they are no tokens of their own."""
-        ids = map(grammars.token, (CALLS, CALL))
+        markers = self.format.markers if isinstance(self.format, Dsml) else (CALLS, CALL)
+        ids = map(grammars.token, markers)
         return frozenset(id_ for id_ in ids if id_ is not None)
 
 
@@ -115,10 +119,12 @@ def call_grammar(
 
     Raises `RequestError` that names the tool and the place.
     """
+    if isinstance(calls.format, Dsml):
+        return _dsml_calls(grammars, calls, otherwise)
     rules, heads = [], []
     for i, tool in enumerate(calls.tools):
         if calls.name in (None, tool["function"]["name"]):
-            rules.append(f"call_{i}: {_arguments(grammars, i, tool, calls)}")
+            rules.append(f"call_{i}: {_arguments(grammars, i, tool, calls, calls.format)}")
             heads.append(f"call_{i}")
     any_call = f"({' | '.join(heads)})"
     fmt = calls.format
@@ -134,7 +140,23 @@ def call_grammar(
     return grammars.compile("\n".join([start, *rules]))
 
 
-def _arguments(grammars: Grammars, index: int, tool: Tool, calls: Calls) -> str:
+def _dsml_calls(grammars: Grammars, calls: Calls, otherwise: OutputFormat | None) -> Grammar:
+    rules, heads = [], []
+    for i, tool in enumerate(calls.tools):
+        function = tool["function"]
+        if calls.name in (None, function["name"]):
+            head = "" if calls.name is not None else f'{function["name"]}">\n'
+            rules.append(dsml_grammar.call_rule(grammars, i, function, head))
+            heads.append(f"call_{i}")
+    # Calls that a text may end in are bound from their marker on, which follows a `<`.
+    begins = "nothing" if calls.has_begun else "all" if otherwise is not None else "tag"
+    start = f"start: {dsml_grammar.calls_rule(grammars, heads, calls.is_single, begins)}"
+    if otherwise is not None:
+        start += f" | {json_rule(otherwise.source, otherwise.lenient)}"
+    return grammars.compile("\n".join([start, *rules, dsml_grammar.TEXT]))
+
+
+def _arguments(grammars: Grammars, index: int, tool: Tool, calls: Calls, fmt: ToolFormat) -> str:
     """Lark for what follows the beginning of a call: the name, where it is open, and the rest."""
     function = tool["function"]
     schema = dict(function.get("parameters") or {})
@@ -146,11 +168,11 @@ def _arguments(grammars: Grammars, index: int, tool: Tool, calls: Calls) -> str:
         compile_schema(grammars, schema, lenient)
     except RequestError as error:
         raise RequestError(f"tools[{index}].function.parameters: {error}") from None
-    head = "" if calls.name is not None else function["name"] + calls.format.after_name
+    head = "" if calls.name is not None else function["name"] + fmt.after_name
     parts = (
-        _spelled(grammars, calls.format, head),
+        _spelled(grammars, fmt, head),
         json_rule(schema, lenient),
-        _spelled(grammars, calls.format, calls.format.after_arguments),
+        _spelled(grammars, fmt, fmt.after_arguments),
     )
     return " ".join(part for part in parts if part)
 

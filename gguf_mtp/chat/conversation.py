@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 
 from gguf_mtp.chat import reasoning, tool_calls
 from gguf_mtp.chat import template as chat
+from gguf_mtp.chat.dsml import DSML, Dsml
 from gguf_mtp.chat.tool_calls import ToolFormat
 from gguf_mtp.errors import RequestError
 
-__all__ = ["ChatPrompt", "ChatTemplate", "Turns"]
+__all__ = ["CallFormat", "ChatPrompt", "ChatTemplate", "Turns"]
 
 Message = Mapping[str, Any]
 
@@ -147,7 +148,7 @@ class ChatTemplate:
             calls.append(dict(call) | {"function": function})
         return dict(message) | {"tool_calls": calls}
 
-    def _format(self) -> ToolFormat:
+    def _format(self) -> CallFormat:
         if self.tool_format is None:
             raise RequestError("tools: this model's tool call format is not supported")
         return self.tool_format
@@ -161,7 +162,12 @@ class ChatTemplate:
             return ""
 
 
-def _tool_format(template: str) -> ToolFormat | None:
+CallFormat = ToolFormat | Dsml
+
+
+def _tool_format(template: str) -> CallFormat | None:
+    if DSML in template:
+        return Dsml()
     if tool_calls.CALLS not in template:
         return None
     return tool_calls.V3 if "```json" in template else tool_calls.V31

@@ -106,6 +106,7 @@ def _environment() -> BoundedEnvironment:
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
     env.filters["tojson"] = _to_json
+    env.filters["from_json"] = json.loads  # llama.cpp's
     env.globals["raise_exception"] = _refuse
     env.globals["strftime_now"] = _now
     return env

@@ -58,6 +58,9 @@ class ToolFormat:
         )
         return "\n\n".join(parts)
 
+    def parser(self, max_calls: int | None) -> ToolCallParser:
+        return ToolCallParser(max_calls)
+
 
 V3 = ToolFormat(f"function{SEP}", "\n```json\n", f"\n```{CALL_END}", "\n")
 """DeepSeek V3 and R1."""

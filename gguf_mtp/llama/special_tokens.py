@@ -2,14 +2,16 @@
 
 llama.cpp looks for every special token in every piece that the others have left, which takes
 minutes for a text of nothing but markers; here one expression finds them all in one go. The result
-is that of `llama_vocab::impl::tokenizer_st_partition` (`src/llama-vocab.cpp`).
+is that of `llama_vocab::impl::tokenizer_st_partition` (`src/llama-vocab.cpp`): of tokens that
+overlap the longest is taken, then the first of its kind.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 __all__ = ["SpecialToken", "SpecialTokens"]
@@ -34,13 +36,6 @@ class SpecialTokens:
     def __init__(self, tokens: Iterable[SpecialToken]) -> None:
         self._by_text = {token.text: token for token in tokens if token.text}
 
-    @cached_property
-    def overlap(self) -> bool:
-        """Whether one may begin within another: then llama.cpp's own order decides."""
-        texts = self._by_text
-        starts = {text[:n] for text in texts for n in range(1, len(text))}
-        return any(text[n:] in starts for text in texts for n in range(1, len(text)))
-
     def split(self, text: str, with_control: bool) -> list[int | str]:
         """Ids of special tokens, and the texts between them, none of which is empty."""
         pattern = self._all if with_control else self._others
@@ -48,11 +43,12 @@ class SpecialTokens:
             return [text] if text else []
         parts: list[int | str] = []
         end, before = 0, None
-        for match in pattern.finditer(text):
-            token = self._by_text[match[0]]
-            self._add(parts, text[end : match.start()], before, token)
+        found = [(match.start(), match[1]) for match in pattern.finditer(text)]
+        for start, marker in self._without_overlaps(found, with_control):
+            token = self._by_text[marker]
+            self._add(parts, text[end:start], before, token)
             parts.append(token.id)
-            end, before = match.end(), token
+            end, before = start + len(marker), token
         self._add(parts, text[end:], before, None)
         return parts
 
@@ -62,11 +58,33 @@ class SpecialTokens:
         if self._control is None:
             return text
 
-        def broken(match: re.Match[str]) -> str:
-            marker = match[0]
-            return marker if marker in but else f"{marker[0]}{guard}{marker[1:]}"
+        parts, end = [], 0
+        for match in self._control.finditer(text):
+            if match[1] not in but:  # others may overlap it: each is broken behind its first letter
+                parts += [text[end : match.start() + 1], guard]
+                end = match.start() + 1
+        return "".join([*parts, text[end:]])
 
-        return self._control.sub(broken, text)
+    def _without_overlaps(
+        self, found: list[tuple[int, str]], with_control: bool
+    ) -> list[tuple[int, str]]:
+        """The longest marker at each place where one begins -> those that are taken."""
+        if all(b[0] >= a[0] + len(a[1]) for a, b in pairwise(found)):
+            return found
+        shorter = [(at, text) for at, longest in found for text in self._begin(longest)]
+        taken: dict[int, str] = {}
+        covered: set[int] = set()
+        for at, text in sorted(found + shorter, key=lambda f: (-len(f[1]), f[0])):
+            span = range(at, at + len(text))
+            is_read = with_control or not self._by_text[text].is_control
+            if is_read and covered.isdisjoint(span):
+                taken[at] = text
+                covered.update(span)
+        return sorted(taken.items())
+
+    def _begin(self, text: str) -> Iterator[str]:
+        """Shorter markers that `text` begins with."""
+        return (text[:n] for n in range(1, len(text)) if text[:n] in self._by_text)
 
     @staticmethod
     def _add(
@@ -96,15 +114,15 @@ Tree = dict[str, "Tree"]
 
 
 def _pattern(texts: Sequence[str]) -> re.Pattern[str] | None:
-    """Matches the longest of `texts`; as a tree, so that a thousand markers take no longer than
-    one."""
+    """Matches before each of `texts`, the longest of which is the group; as a tree, so that a
+    thousand markers take no longer than one."""
     tree: Tree = {}
     for text in texts:
         node = tree
         for letter in text:
             node = node.setdefault(letter, {})
         node[""] = {}  # a text ends here
-    return re.compile(_expression(tree)) if tree else None
+    return re.compile(f"(?=({_expression(tree)}))") if tree else None
 
 
 def _expression(node: Tree) -> str:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+from unicodedata import category
 
 from gguf_mtp.errors import ContextFull
 from gguf_mtp.llama.special_tokens import SpecialTokens
@@ -28,7 +29,7 @@ WALLED = frozenset({"deepseek-v3", "hunyuan-dense", "joyai-llm"})
 """Pre-tokenizers that cut a text at every digit and at every run of Chinese letters before anything
 else (`LLAMA_VOCAB_PRE_TYPE_DEEPSEEK3_LLM`): what stands on both sides of such a wall is tokenised
 as if it stood alone."""
-_HAN, _DIGITS = "一丁七万", "7314"
+_HAN, _DIGITS = "一丁七万丈三", "73142690"
 
 
 class Words(NamedTuple):
@@ -108,56 +109,51 @@ class Tokenizer:
             self._n_chars -= len(oldest)
 
     def _groups(self, pieces: Sequence[str]) -> list[list[str]]:
-        """Pieces that are tokenised at once."""
+        """Pieces that are tokenised at once, with one kind of wall between them."""
+        if not self._walls:
+            return [[piece] for piece in pieces]
         groups: list[list[str]] = []
-        size = _TOGETHER
+        by_kind: dict[_Kind, list[str]] = {}
         for piece in pieces:
-            size += len(piece) + 1
-            if size > _TOGETHER or not self._walls:
-                groups.append([])
-                size = len(piece)
-            groups[-1].append(piece)
+            by_kind.setdefault(_kind(piece), []).append(piece)
+        for kind, alike in by_kind.items():
+            size = _TOGETHER
+            for piece in alike:
+                size += len(piece) + 1
+                if size > _TOGETHER or kind == "none":
+                    groups.append([])
+                    size = len(piece)
+                groups[-1].append(piece)
         return groups
 
     def _together(self, pieces: Sequence[str]) -> dict[str, Ids]:
-        """The ids of pieces, of those in one go that a wall can stand between."""
-        text = "".join(pieces)
-        free = [wall for wall in self._walls if wall.letter not in text]
-        found: dict[str, Ids] = {}
-        run, walls = [pieces[0]], list[_Wall]()
-        for piece in pieces[1:]:
-            wall = next((wall for wall in free if wall.stands(run[-1][-1], piece[0])), None)
-            if wall is None:
-                found |= self._run(run, walls)
-                run, walls = [], []
-            else:
-                walls.append(wall)
-            run.append(piece)
-        return found | self._run(run, walls)
-
-    def _run(self, pieces: Sequence[str], walls: Sequence[_Wall]) -> dict[str, Ids]:
-        """`walls[i]` stands behind `pieces[i]`."""
-        letters = [wall.letter for wall in walls] + [""]
-        text = "".join(a + b for a, b in zip(pieces, letters, strict=True))
-        ids = tuple(self._words.tokenize(text))
+        """The ids of pieces of one group."""
+        if len(pieces) == 1:
+            return {pieces[0]: tuple(self._words.tokenize(pieces[0]))}
+        text, kind = "".join(pieces), _kind(pieces[0])
+        free = (w for w in self._walls if w.kind == kind and w.letter not in text)
+        wall = next(free, None)
+        if wall is None:
+            half = len(pieces) // 2
+            return self._together(pieces[:half]) | self._together(pieces[half:])
+        ids = tuple(self._words.tokenize(wall.letter.join(pieces)))
         found, begin = {}, 0
-        for piece, wall in zip(pieces, walls, strict=False):
+        for piece in pieces[:-1]:
             end = wall.find(ids, begin)
             found[piece] = ids[begin:end]
             begin = end + len(wall.ids)
         return found | {pieces[-1]: ids[begin:]}
 
 
+_Kind = Literal["han", "digit", "none"]
+
+
 class _Wall(NamedTuple):
     """A letter that its pre-tokenizer cuts off from its neighbours, and its tokens."""
 
+    kind: _Kind
     letter: str
     ids: Ids
-
-    def stands(self, left: str, right: str) -> bool:
-        if self.letter.isdigit():
-            return all(_is_han(c) or (c.isascii() and not c.isdigit()) for c in (left, right))
-        return not _is_han(left) and not _is_han(right)
 
     def find(self, ids: Ids, begin: int) -> int:
         """Where it is: no text without its letter has all of its tokens in a row."""
@@ -168,9 +164,23 @@ class _Wall(NamedTuple):
             begin += 1
 
 
+def _kind(piece: str) -> _Kind:
+    """The walls that can stand on both sides of a piece: what is like them would be joined."""
+    ends = piece[0], piece[-1]
+    if not any(_is_han(letter) for letter in ends):
+        return "han"
+    # Letters that this Python does not know may be digits for llama.cpp.
+    return "none" if any(category(letter)[0] in "NC" for letter in ends) else "digit"
+
+
 def _is_han(letter: str) -> bool:
     return "\u4e00" <= letter <= "\u9fa5" or "\u3040" <= letter <= "\u30ff"
 
 
 def _walls(tokenize: Callable[[str], Sequence[int]]) -> list[_Wall]:
-    return [_Wall(letter, tuple(tokenize(letter))) for letter in _HAN + _DIGITS]
+    kinds: dict[_Kind, str] = {"han": _HAN, "digit": _DIGITS}
+    return [
+        _Wall(kind, letter, tuple(tokenize(letter)))
+        for kind, letters in kinds.items()
+        for letter in letters
+    ]

@@ -48,10 +48,7 @@ class Vocab:
 
         Raises `RequestError` for a text that llama.cpp would end the process over.
         """
-        text = _unicode(text)
-        if self._special.overlap:
-            return self._tokenize(text, add_special, parse_special)
-        return self._tokenizer.tokenize(text, add_special, parse_special)
+        return self._tokenizer.tokenize(_unicode(text), add_special, parse_special)
 
     def prompt_tokens(self, text: str, add_special: bool, most: int, guard: str) -> list[int]:
         """As `tokenize`, of a prompt that may have `most` tokens, and with the letter `guard` left
@@ -59,10 +56,7 @@ class Vocab:
 
         Raises `ContextFull`, before it takes time, for a text that must be more tokens.
         """
-        text = _unicode(text)
-        if self._special.overlap:
-            return self._tokenize(text.replace(guard, "") if guard else text, add_special, True)
-        return self._tokenizer.tokenize(text, add_special, True, guard, most)
+        return self._tokenizer.tokenize(_unicode(text), add_special, True, guard, most)
 
     def guarded(self, text: str, guard: str, but: Sequence[str] = ()) -> str:
         """`text` in which markers of control tokens are none: `guard` breaks them, until `tokenize`

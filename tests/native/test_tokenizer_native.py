@@ -119,13 +119,21 @@ def test_a_guarded_marker_is_text(vocab: Vocab) -> None:
     assert b"".join(map(vocab.piece, ids)).decode() == text
 
 
-def test_markers_that_overlap_are_left_to_llama_cpp(tmp_path: Path) -> None:
-    tiny = Tiny()
-    tiny.tokens[258:260] = ["<ab", "bc>"]
-    tiny.extra["tokenizer.ggml.token_type"] = [3 if i in (258, 259) else 1 for i in range(300)]
+def test_markers_that_overlap_are_found_as_by_llama_cpp(tmp_path: Path) -> None:
+    """As DeepSeek-V4's do, whose ｜DSML｜ begins with what it ends with."""
+    tiny, markers = Tiny(), ["<ab", "b｜c>", "｜D｜", "ab", "|>", "<|ab|>"]
+    kinds = [3, 4, 4, 3, 4, 3]
+    tiny.tokens[258:264] = markers
+    types = dict(zip(range(258, 264), kinds, strict=True))
+    tiny.extra["tokenizer.ggml.token_type"] = [types.get(i, 1) for i in range(300)]
+    rng = random.Random(3)
     with Model(str(tiny.write(tmp_path / "m.gguf"))) as model:
         vocab = model.vocab
-        assert vocab.tokenize("x<abc>", add_special=False) == vocab._tokenize(
-            "x<abc>", add_special=False, parse_special=True
-        )
-        assert vocab.prompt_tokens("<ab!x", add_special=False, most=9, guard="!")[0] == 258
+        for _ in range(2000):
+            text = "".join(rng.choices([*markers, *"<ab｜Dc|> x"], k=rng.randrange(12)))
+            for parse_special in (True, False):
+                expected = vocab._tokenize(text, False, parse_special)
+                assert vocab.tokenize(text, False, parse_special) == expected, text
+        guarded = vocab.guarded("<ab x", "!")
+        plain = vocab._tokenize("<ab x", False, False)
+        assert vocab.prompt_tokens(guarded, add_special=False, most=9, guard="!") == plain

@@ -221,7 +221,7 @@ def test_a_template_cannot_leave_its_sandbox(escape: str) -> None:
 
 @pytest.mark.parametrize(
     "look",
-    ["'{0.__class__}'.format(1)", "''['__class__']", "''|attr('__class__')", "lipsum.__dict__"],
+    ["'{0.__class__}'.format(1)", "''['__class__']", "''|attr('__class__')", "joiner.__dict__"],
 )
 def test_a_template_cannot_look_inside_what_it_is_given(look: str) -> None:
     prompts: list[str] = []

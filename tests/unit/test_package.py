@@ -83,6 +83,8 @@ def test_the_wheel_holds_all_modules_and_the_demo(wheel: Path) -> None:
     expected |= {f"gguf_mtp/bench/prompts/{path.name}" for path in ROOT.glob("bench/prompts/*")}
     page = ROOT / "gguf_mtp" / "server" / "web"
     expected |= {f"gguf_mtp/server/web/{path.name}" for path in page.iterdir()}
+    templates = (ROOT / "converters" / "templates").iterdir()
+    expected |= {f"gguf_mtp/converters/templates/{path.name}" for path in templates}
     checkpoint = ROOT / "gguf_mtp" / "demo" / "checkpoint"
     expected |= {f"gguf_mtp/demo/checkpoint/{path.name}" for path in checkpoint.iterdir()}
     assert len(list(checkpoint.glob("*.safetensors"))) == 3

@@ -56,18 +56,25 @@ def test_there_may_be_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("texts", "overlap"),
+    ("text", "parts"),
     [
-        (["<a>", "<b>"], False),
-        (["<a>", "<a>b"], False),  # one begins the other: the longer is taken
-        (["xab", "abc"], True),
-        (["aa"], True),  # within aaa
-        (["<|im_start|>", "|>"], False),  # the longer is found first, by both
+        ("｜D｜D｜", [1, "D｜"]),  # the first of its kind
+        ("xabcd", ["x", 3]),  # the longest, though another begins before it
+        ("xabc", [2, "c"]),
+        ("abxabcd", ["abx", 3]),
+        ("<|im_end|>|>", [5, 4]),  # one within another
+        ("xab|>", [2, 4]),
+        ("abab", [6]),  # both begin with ab
+        ("ab", [7]),
+        ("abaxab", [7, "a", 2]),
     ],
 )
-def test_those_that_overlap_are_known(texts: list[str], overlap: bool) -> None:
-    tokens = [SpecialToken(i, text, is_control=True) for i, text in enumerate(texts)]
-    assert SpecialTokens(tokens).overlap is overlap
+def test_of_those_that_overlap_the_longest_is_taken(text: str, parts: list[int | str]) -> None:
+    texts = {1: "｜D｜", 2: "xab", 3: "abcd", 4: "|>", 5: "<|im_end|>", 6: "abab", 7: "ab"}
+    if text == "abxabcd":
+        del texts[7]
+    tokens = [SpecialToken(i, marker, is_control=True) for i, marker in texts.items()]
+    assert SpecialTokens(tokens).split(text, with_control=True) == parts
 
 
 def test_a_guard_breaks_control_tokens_only() -> None:

@@ -1,0 +1,256 @@
+"""Tool calls in DSML: read the same whatever the pieces, and bound to their tools' parameters."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from gguf_mtp.answers.structured_output import Calls, call_grammar, json_format
+from gguf_mtp.chat.conversation import ChatTemplate, Turns
+from gguf_mtp.chat.dsml import DSML, Dsml, DsmlParser
+from gguf_mtp.chat.tool_calls import CallArguments, CallStart, Content
+from gguf_mtp.converters.hyper_template import chat_template
+from gguf_mtp.errors import RequestError
+from gguf_mtp.grammar.matching import Grammars
+
+
+def invoke(name: str, *parameters: tuple[str, str, bool]) -> str:
+    inner = "".join(
+        f'<{DSML}parameter name="{key}" string="{str(is_text).lower()}">{value}</{DSML}parameter>\n'
+        for key, value, is_text in parameters
+    )
+    return f'<{DSML}invoke name="{name}">\n{inner or chr(10)}</{DSML}invoke>\n'
+
+
+def calls(*invokes: str) -> str:
+    return f"\n\n<{DSML}tool_calls>\n{''.join(invokes)}</{DSML}tool_calls>"
+
+
+def read(pieces: list[str], max_calls: int | None = None) -> tuple[str, list[tuple[str, Any]]]:
+    parser = DsmlParser(max_calls)
+    events = [event for piece in pieces for event in parser.add(piece)] + parser.finish()
+    found: list[list[str]] = []
+    for event in events:
+        if isinstance(event, CallStart):
+            assert event.number == len(found)
+            found.append([event.name, ""])
+        elif isinstance(event, CallArguments):
+            assert event.number == len(found) - 1
+            found[-1][1] += event.text
+    text = "".join(event.text for event in events if isinstance(event, Content))
+    return text, [(name, arguments) for name, arguments in found]
+
+
+WHOLE = "Let me look." + calls(
+    invoke("look", ("q", 'say "hi"\n</b> <x', True), ("n", "3", False)), invoke("now")
+)
+
+
+def test_calls_do_not_depend_on_the_pieces() -> None:
+    rng = random.Random(1)
+    cuts = [[1] * len(WHOLE), [len(WHOLE)]]
+    cuts += [[rng.randint(1, 9) for _ in WHOLE] for _ in range(30)]
+    for sizes in cuts:
+        pieces, at = [], 0
+        for size in sizes:
+            pieces.append(WHOLE[at : at + size])
+            at += size
+        text, found = read(pieces)
+        assert text == "Let me look."
+        assert [(name, json.loads(arguments)) for name, arguments in found] == [
+            ("look", {"q": 'say "hi"\n</b> <x', "n": 3}),
+            ("now", {}),
+        ]
+
+
+def test_text_without_calls_is_text() -> None:
+    for text in ("", "a < b", f"<{DSML}tool", "x \n\n", f"{DSML} is a marker"):
+        assert read([text]) == (text, [])
+
+
+def test_one_call_may_be_enough() -> None:
+    text, found = read([WHOLE], max_calls=1)
+    assert [name for name, _ in found] == ["look"]
+    assert text == "Let me look."
+
+
+def test_a_call_that_was_cut_keeps_what_there_is() -> None:
+    cut = WHOLE[: WHOLE.index("</b>")]
+    _, [(name, arguments)] = read([cut])
+    assert (name, arguments) == ("look", '{"q": "say \\"hi\\"\\n')
+
+
+def test_what_is_malformed_is_left_out() -> None:
+    odd = f'<{DSML}invoke>\n<{DSML}parameter string="true">x</{DSML}parameter>\n'
+    assert read([calls(odd, invoke("now"))]) == ("", [("now", "{}")])
+
+
+# -- the template --------------------------------------------------------------------------------
+
+LOOK = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "q": {"type": "string"},
+                "n": {"type": "integer"},
+                "kind": {"enum": ["web", "news"]},
+            },
+            "required": ["q"],
+        },
+    },
+}
+TEMPLATE = ChatTemplate(chat_template("DeepSeek-V4-Flash"), "<B>", "<E>")
+
+
+def test_what_the_template_can_do_is_found_out() -> None:
+    assert isinstance(TEMPLATE.tool_format, Dsml)
+    assert TEMPLATE.can_think
+
+
+def test_a_conversation_with_tools() -> None:
+    call = {"id": "1", "type": "function"}
+    call |= {"function": {"name": "look", "arguments": '{"q": "cats", "n": 2}'}}
+    messages = [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "Cats?"},
+        {"role": "assistant", "content": "", "tool_calls": [call], "reasoning_content": "Hm."},
+        {"role": "tool", "tool_call_id": "1", "content": "two"},
+    ]
+    prompt = TEMPLATE.prompt(Turns(messages, tools=[LOOK], variables={"thinking": True}))
+    head, _, rest = prompt.text.partition("<｜User｜>")
+    assert head.startswith("<B>Be kind.\n\n## Tools\n\nYou have access to a set of tools")
+    assert json.dumps(LOOK["function"]) in head
+    made = calls(invoke("look", ("q", "cats", True), ("n", "2", False)))
+    assert rest == (
+        f"Cats?<｜Assistant｜><think>Hm.</think>{made}<｜end▁of▁sentence｜>"
+        "<｜User｜><tool_result>two</tool_result><｜Assistant｜><think>"
+    )
+    assert prompt.thinks
+
+
+def test_a_demanded_call_is_begun_in_the_prompt() -> None:
+    asked = Turns([{"role": "user", "content": "Cats?"}], tools=[LOOK], must_call=True)
+    prompt = TEMPLATE.prompt(asked)
+    assert prompt.text.endswith(f'</think>\n\n<{DSML}tool_calls>\n<{DSML}invoke name="')
+    assert read([prompt.begun, f'look">\n</{DSML}invoke>\n</{DSML}tool_calls>'])[1] == [
+        ("look", "{}")
+    ]
+
+
+def test_effort_is_said_in_the_words_of_the_release() -> None:
+    hi = [{"role": "user", "content": "Hi"}]
+    texts = {}
+    for name in ("V4-Flash", "V4-Flash-0731"):
+        template = ChatTemplate(chat_template(name), "<B>", "<E>")
+        for effort in ("low", "high", "max"):
+            variables = {"thinking": True, "reasoning_effort": effort}
+            texts[name, effort] = template.prompt(Turns(hi, variables=variables)).text
+    assert texts["V4-Flash", "low"] == texts["V4-Flash", "high"] == texts["V4-Flash-0731", "low"]
+    assert texts["V4-Flash", "max"] == texts["V4-Flash-0731", "high"]
+    assert "Beyond maximum" in texts["V4-Flash-0731", "max"]
+
+
+# -- grammars ------------------------------------------------------------------------------------
+
+
+class Bytes:
+    """Token i < 256 is byte i; then the marker, which has no text, and the end."""
+
+    def tokenize(self, text: str, add_special: bool, parse_special: bool = True) -> list[int]:
+        assert not add_special
+        parts = text.split(DSML) if parse_special else [text]
+        ids = [*parts[0].encode()]
+        for part in parts[1:]:
+            ids += [256, *part.encode()]
+        return ids
+
+    def piece(self, token: int) -> bytes:
+        return bytes([token]) if token < 256 else b""
+
+
+VOCAB = Bytes()
+GRAMMARS = Grammars(VOCAB, 258, frozenset({257}))
+
+
+def follows(text: str, **options: Any) -> bool:
+    """Whether the grammar of calls lets `text` through, to its end."""
+    form = options.pop("form", None)
+    matcher = call_grammar(GRAMMARS, Calls(Dsml(), **options), form).follow()
+    tokens = VOCAB.tokenize(text, add_special=False)
+    for i in range(len(tokens)):
+        if not matcher.allowed(tokens[:i])[tokens[i]]:
+            return False
+    return bool(matcher.allowed(tokens)[257])
+
+
+def behind(text: str) -> str:
+    return text.removeprefix(Dsml().opening(None))
+
+
+def test_a_demanded_call_follows_its_parameters() -> None:
+    q, n = ("q", "a </b> < c", True), ("n", "3", False)
+    for good in ([q], [q, n], [q, ("kind", "news", True)]):
+        assert follows(behind(calls(invoke("look", *good))), tools=[LOOK])
+    for bad in (
+        [n],  # without what is required
+        [q, ("n", "3", True)],
+        [q, ("n", "three", False)],
+        [q, ("kind", "sport", True)],
+        [q, ("more", "x", True)],
+        [("q", "x", False)],
+        [("q", f"x</{DSML}y", True)],
+    ):
+        assert not follows(behind(calls(invoke("look", *bad))), tools=[LOOK])
+    assert not follows(behind(calls(invoke("other", q))), tools=[LOOK])
+
+
+def test_several_calls_unless_one_is_asked_for() -> None:
+    two = behind(calls(invoke("look", ("q", "x", True)), invoke("look", ("q", "y", True))))
+    assert follows(two, tools=[LOOK])
+    assert not follows(two, tools=[LOOK], is_single=True)
+    named = calls(invoke("look", ("q", "x", True))).removeprefix(Dsml().opening("look"))
+    assert follows(named, tools=[LOOK], name="look", is_single=True)
+
+
+def test_calls_or_json() -> None:
+    form = json_format("response_format", {"type": "object", "properties": {}})
+    whole = calls(invoke("look", ("q", "x", True)))
+    for text in (whole, "{}"):
+        assert follows(text, tools=[LOOK], has_begun=False, form=form)
+    assert not follows("text", tools=[LOOK], has_begun=False, form=form)
+
+
+def test_strict_calls_are_bound_from_their_marker_on() -> None:
+    strict = {"type": "function", "function": LOOK["function"] | {"strict": True}}  # type: ignore[operator]
+    asked = Calls(Dsml(), [strict], has_begun=False)
+    assert asked.openings(GRAMMARS) == {256}
+    whole = calls(invoke("look", ("q", "x", True)))
+    assert follows(whole.removeprefix("\n\n<"), tools=[strict], has_begun=False)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ({"type": "array"}, "must be an object"),
+        ({"properties": {'a"b': {}}}, "cannot be named in DSML"),
+        ({"properties": {"a": {"type": "nothing"}}}, "at /properties/a"),
+        ({"properties": {"a": {"type": "string", "pattern": "x"}}}, "DSML cannot enforce it"),
+    ],
+)
+def test_what_cannot_be_enforced_is_said(parameters: dict[str, Any], said: str) -> None:
+    tool = {"function": {"name": "f", "parameters": parameters, "strict": True}}
+    with pytest.raises(RequestError, match=said):
+        call_grammar(GRAMMARS, Calls(Dsml(), [tool]))
+
+
+def test_a_tool_that_says_nothing_takes_anything() -> None:
+    tool = {"function": {"name": "f"}}
+    anything = invoke("f", ("any", "x", True), ("other", '{"a": [1]}', False))
+    assert follows(behind(calls(anything)), tools=[tool])
+    assert follows(behind(calls(invoke("f"))), tools=[tool])
