@@ -46,11 +46,20 @@ class FormArgs:
         ),
     ] = None
     type_: Annotated[
-        str, typer.Option("--type", help="f32, f16, bf16, q8_0, q4_k_m, iq4_xs, mxfp4, ...")
+        str, typer.Option("--type", help="f32, f16, bf16, q8_0, q4_k_m, iq4_xs, iq2_m, mxfp4, ...")
     ] = "q8_0"
     tensor_type: Annotated[
         list[str] | None,
         typer.Option(metavar="PATTERN=TYPE", help="Type of tensors by name; the first match wins."),
+    ] = None
+    recipe: Annotated[
+        Path | None,
+        typer.Option(
+            "--recipe",
+            "--tensor-type-file",
+            metavar="FILE",
+            help="File of PATTERN=TYPE lines, which hold behind those of --tensor-type.",
+        ),
     ] = None
     imatrix: Annotated[
         Path | None,
@@ -165,11 +174,13 @@ def _options(source: str, form: FormArgs, work: WorkArgs) -> ConvertOptions:
     from ..converters.convert import ConvertOptions
     from ..converters.hub import parse
     from ..converters.output_shards import parse_size
+    from ..converters.recipes import read_overrides
 
     repo = parse(source)
+    from_file = read_overrides(form.recipe) if form.recipe else ()
     return ConvertOptions(
         type=form.type_,
-        tensor_types=tuple(form.tensor_type or ()),
+        tensor_types=(*(form.tensor_type or ()), *from_file),
         imatrix=form.imatrix,
         draft_head=form.draft_head,
         mtp=form.mtp.value,

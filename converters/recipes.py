@@ -14,13 +14,14 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 from gguf import GGML_QUANT_SIZES, LlamaFileType
 from gguf import GGMLQuantizationType as T
 
 from ..errors import ConversionError
-from .checkpoint import FP4
+from .checkpoint import FP4, read_text
 from .tensors import Adapted, OutputTensor
 
 _F = LlamaFileType
@@ -57,6 +58,18 @@ RECIPES = {
     "q6_k": Recipe(T.Q6_K, _F.MOSTLY_Q6_K),
     "iq4_nl": Recipe(T.IQ4_NL, _F.MOSTLY_IQ4_NL),
     "iq4_xs": Recipe(T.IQ4_XS, _F.MOSTLY_IQ4_XS),
+    "iq3_m": Recipe(T.IQ3_S, _F.MOSTLY_IQ3_M),
+    "iq3_s": Recipe(T.IQ3_S, _F.MOSTLY_IQ3_S),
+    "iq3_xs": Recipe(T.IQ3_S, _F.MOSTLY_IQ3_XS),
+    "iq3_xxs": Recipe(T.IQ3_XXS, _F.MOSTLY_IQ3_XXS),
+    "iq2_m": Recipe(T.IQ2_S, _F.MOSTLY_IQ2_M),
+    "iq2_s": Recipe(T.IQ2_XS, _F.MOSTLY_IQ2_S),
+    "iq2_xs": Recipe(T.IQ2_XS, _F.MOSTLY_IQ2_XS),
+    "iq2_xxs": Recipe(T.IQ2_XXS, _F.MOSTLY_IQ2_XXS),
+    "iq1_m": Recipe(T.IQ1_M, _F.MOSTLY_IQ1_M),
+    "iq1_s": Recipe(T.IQ1_S, _F.MOSTLY_IQ1_S),
+    "tq1_0": Recipe(T.TQ1_0, _F.MOSTLY_TQ1_0),
+    "tq2_0": Recipe(T.TQ2_0, _F.MOSTLY_TQ2_0),
     "mxfp4": Recipe(T.MXFP4, _F.MOSTLY_MXFP4_MOE),
 }
 # What one tensor may be given by name: everything ggml_quantize_chunk writes.
@@ -65,7 +78,7 @@ TENSOR_TYPES = {
     for t in (
         T.F32, T.F16, T.BF16, T.Q8_0, T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1,
         T.Q2_K, T.Q3_K, T.Q4_K, T.Q5_K, T.Q6_K, T.IQ4_NL, T.IQ4_XS, T.IQ3_S, T.IQ3_XXS,
-        T.IQ2_S, T.IQ2_XS, T.IQ2_XXS, T.IQ1_M, T.IQ1_S, T.MXFP4,
+        T.IQ2_S, T.IQ2_XS, T.IQ2_XXS, T.IQ1_M, T.IQ1_S, T.TQ1_0, T.TQ2_0, T.MXFP4,
     )
 }  # fmt: skip
 
@@ -75,10 +88,18 @@ _SMALLER_BLOCK = {
     T.Q2_K: T.Q4_0, T.Q3_K: T.Q4_0, T.Q4_K: T.Q5_0, T.Q5_K: T.Q5_1, T.Q6_K: T.Q8_0,
     T.IQ1_S: T.IQ4_NL, T.IQ1_M: T.IQ4_NL, T.IQ2_XXS: T.IQ4_NL, T.IQ2_XS: T.IQ4_NL,
     T.IQ2_S: T.IQ4_NL, T.IQ3_XXS: T.IQ4_NL, T.IQ3_S: T.IQ4_NL, T.IQ4_XS: T.IQ4_NL,
+    T.TQ1_0: T.Q4_0, T.TQ2_0: T.Q4_0,
 }  # fmt: skip
+_ONE_BIT = frozenset({_F.MOSTLY_IQ1_S, _F.MOSTLY_IQ1_M})
+_TWO_BITS = frozenset({_F.MOSTLY_IQ2_XXS, _F.MOSTLY_IQ2_XS})
+_MORE_THAN_TWO = frozenset({_F.MOSTLY_IQ2_S, _F.MOSTLY_IQ2_M})
+_SMALL = _ONE_BIT | _TWO_BITS | _MORE_THAN_TWO
+"""File types with rules of their own: by how many bits they have."""
+_TERNARY = frozenset({_F.MOSTLY_TQ1_0, _F.MOSTLY_TQ2_0})
 _WITH_8_EXPERTS = (
     _F.MOSTLY_Q2_K, _F.MOSTLY_Q3_K_S, _F.MOSTLY_Q3_K_M, _F.MOSTLY_Q4_K_S, _F.MOSTLY_Q4_K_M,
-    _F.MOSTLY_IQ4_NL, _F.MOSTLY_IQ4_XS,
+    _F.MOSTLY_IQ4_NL, _F.MOSTLY_IQ4_XS, _F.MOSTLY_IQ3_XS, _F.MOSTLY_IQ3_XXS, _F.MOSTLY_IQ3_S,
+    _F.MOSTLY_IQ3_M,
 )  # fmt: skip
 
 
@@ -121,6 +142,18 @@ def parse_override(text: str) -> tuple[re.Pattern[str], T]:
         return re.compile(pattern), parse_type(name)
     except re.error as error:
         raise ConversionError(f"{pattern!r} is not a regular expression: {error}") from None
+
+
+def read_overrides(path: Path) -> tuple[str, ...]:
+    """A recipe file: one PATTERN=TYPE in a line, as `llama-quantize --tensor-type-file` takes them;
+    what follows a `#` is a remark. Raises `ConversionError` with the line that is none."""
+    lines = [line.split("#", 1)[0].strip() for line in read_text(path).splitlines()]
+    for number, line in enumerate(lines, 1):
+        try:
+            _ = parse_override(line) if line else None
+        except ConversionError as error:
+            raise ConversionError(f"{path}, line {number}: {error}") from None
+    return tuple(filter(None, lines))
 
 
 def choose(adapted: Adapted, wish: QuantOptions) -> TypeChoice:
@@ -188,12 +221,19 @@ def _bits(type_: T) -> float:
     return 8 * n_bytes / n_weights
 
 
+def _in_order(name: str) -> tuple[int, str]:
+    return int(name.split(".")[1]), name
+
+
 class _Mix:
     def __init__(self, adapted: Adapted, wish: QuantOptions) -> None:
         self.wish = wish
         self.mtp = None if adapted.mtp_block is None else f"blk.{adapted.mtp_block}."
         self.n_expert = int(str(adapted.kv.get(f"{adapted.architecture}.expert_count", 0)))
         self.n_layer = int(str(adapted.kv[f"{adapted.architecture}.block_count"]))
+        downs = [t.name for t in adapted.tensors if "ffn_down" in t.name]
+        # llama-quantize counts them as it goes, layer by layer.
+        self.downs = {name: i for i, name in enumerate(sorted(downs, key=_in_order))}
         self.tied = all(t.name != "output.weight" for t in adapted.tensors)
 
     def wanted(self, tensor: OutputTensor) -> T:
@@ -231,14 +271,50 @@ class _Mix:
             return base
         if name == "output.weight" or (self.tied and name == "token_embd.weight"):
             misfit = tensor.n_per_row % GGML_QUANT_SIZES[base][0] != 0
-            return T.Q8_0 if misfit or base in (T.Q8_0, T.MXFP4) else T.Q6_K
+            if misfit or base in (T.Q8_0, T.MXFP4):
+                return T.Q8_0
+            is_small = file_type in _SMALL or file_type is _F.MOSTLY_IQ3_XXS
+            return T.Q5_K if is_small else T.Q6_K
         if base is T.MXFP4:
             return T.MXFP4 if len(tensor.shape) == 3 and tensor.shape[0] > 1 else T.Q8_0
+        if name == "token_embd.weight":
+            return self._embedding(base, file_type)
+        if file_type in _SMALL:
+            return self._small(name, base, file_type)
         if "ffn_down" in name:
             return self._down(base, file_type, int(name.split(".")[1]))
+        if "ffn_gate" in name or "ffn_up" in name:
+            return self._gate(base, file_type, int(name.split(".")[1]))
         if "attn_output.weight" in name:
             return self._attention_output(base, file_type)
+        if "attn_q.weight" in name:
+            smaller = {_F.MOSTLY_IQ3_XS: T.IQ3_XXS, _F.MOSTLY_IQ3_XXS: T.IQ2_S}
+            return smaller.get(file_type, base)
         return base
+
+    def _embedding(self, base: T, file_type: LlamaFileType) -> T:
+        if file_type in _ONE_BIT | _TWO_BITS:
+            return T.Q2_K
+        if file_type in _MORE_THAN_TWO or file_type is _F.MOSTLY_IQ3_XXS:
+            return T.IQ3_S
+        return T.Q4_K if file_type in _TERNARY else base
+
+    def _small(self, name: str, base: T, file_type: LlamaFileType) -> T:
+        """The rules of file types with one and two bits."""
+        sharper = T.IQ3_S if file_type in _MORE_THAN_TWO else T.Q2_K
+        if "ffn_down" in name:
+            return sharper if self.downs[name] < self.n_layer // 8 else base
+        if "attn_output.weight" in name:
+            if self.n_expert == 8:
+                return T.Q5_K
+            if file_type in _ONE_BIT:
+                return T.IQ2_XXS
+            return T.IQ3_S if file_type in _MORE_THAN_TWO else base
+        return base
+
+    def _gate(self, base: T, file_type: LlamaFileType, i: int) -> T:
+        is_inner = self.n_layer // 8 <= i < 7 * self.n_layer // 8
+        return T.IQ3_XXS if file_type is _F.MOSTLY_IQ3_XS and is_inner else base
 
     def _down(self, base: T, file_type: LlamaFileType, i: int) -> T:
         n = self.n_layer
@@ -254,6 +330,10 @@ class _Mix:
                 return T.Q5_K if i < n // 16 else T.Q4_K
             case _F.MOSTLY_Q3_K_L:
                 return T.Q5_K
+            case _F.MOSTLY_IQ3_XXS if not imatrix:
+                return T.Q4_K if early else T.Q3_K
+            case _F.MOSTLY_IQ3_M if early or (self.n_expert == 8 and more_bits):
+                return T.Q4_K
             case _F.MOSTLY_Q4_K_M | _F.MOSTLY_Q5_K_M if more_bits:
                 return T.Q6_K
             case _F.MOSTLY_Q4_K_S if early:
@@ -272,8 +352,10 @@ class _Mix:
             return T.Q5_K if file_type in _WITH_8_EXPERTS else base
         return {
             _F.MOSTLY_Q2_K: T.Q3_K,
+            _F.MOSTLY_IQ3_XXS: T.IQ3_S,
             _F.MOSTLY_Q3_K_M: T.Q4_K,
             _F.MOSTLY_Q3_K_L: T.Q5_K,
+            _F.MOSTLY_IQ3_M: T.Q4_K,
         }.get(file_type, base)
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from gguf_mtp.converters.convert import ConvertOptions, convert
 from gguf_mtp.converters.recipes import RECIPES
+from gguf_mtp.errors import ConversionError
 from tests.support.checkpoints import widened
 from tests.support.imatrix_files import Values, write_gguf, write_legacy
 
@@ -24,8 +25,12 @@ pytestmark = pytest.mark.native
 
 N_LAYER = 3  # whether layers differ is for the real shapes to say
 MTP = f"blk.{N_LAYER}."
-QUANTISED = [name for name in RECIPES if name not in ("f32", "f16", "bf16", "q2_k_s")]
-# q2_k_s demands importances for every q2_k tensor; the other names are second names.
+DEMANDING = [
+    "q2_k_s", "iq3_xxs", "iq2_m", "iq2_s", "iq2_xs", "iq2_xxs", "iq1_m", "iq1_s", "iq3_xs",
+]  # fmt: skip
+"""Those with tensors that llama-quantize makes with importances only."""
+QUANTISED = [name for name in RECIPES if name not in ("f32", "f16", "bf16", *DEMANDING)]
+# The other names are second names.
 DISTINCT = [name for name in QUANTISED if name not in ("q3_k", "q4_k", "q5_k")]
 
 
@@ -64,6 +69,10 @@ def case_of_4(tmp_path_factory: pytest.TempPathFactory) -> Case:
 
 @pytest.fixture(scope="module")
 def importances(case: Case) -> Values:
+    return made_up(case)
+
+
+def made_up(case: Case) -> Values:
     """Made-up importances for the trunk's matrices, as llama-imatrix gives none for the block.
 
     The last matrix of each tensor was never used: it weighs all columns alike.
@@ -112,11 +121,19 @@ def llama_quantize(
     return read(out)
 
 
-def check_trunk(case: Case, recipe: str, folder: Path) -> None:
+def check_trunk(case: Case, recipe: str, folder: Path, importances: Values | None = None) -> None:
     """Trunk types are the mix's own, and wherever types agree bytes do."""
-    convert(case.checkpoint, folder / "ours.gguf", ConvertOptions(recipe, n_threads=2))
+    path = None
+    if importances is not None:
+        path = folder / "imatrix.gguf"
+        write_gguf(path, importances)
+    options = ConvertOptions(recipe, imatrix=path, n_threads=2)
+    convert(case.checkpoint, folder / "ours.gguf", options)
     ours = read(folder / "ours.gguf")
-    theirs = llama_quantize(case.f32, folder / "theirs.gguf", RECIPES[recipe].file_type)
+    # Their block is not looked at; in the types of ours it needs no importances.
+    types = {n: t.type for n, t in ours.items() if n.startswith(MTP) and t.type != "F32"}
+    file_type = RECIPES[recipe].file_type
+    theirs = llama_quantize(case.f32, folder / "theirs.gguf", file_type, types, importances)
     assert ours.keys() == theirs.keys()
     different = {n: (t.type, theirs[n].type) for n, t in ours.items() if t.type != theirs[n].type}
     assert {n: d for n, d in different.items() if not n.startswith(MTP)} == {}
@@ -134,9 +151,37 @@ def test_trunk_is_llama_quantizes(case: Case, recipe: str, tmp_path: Path) -> No
     check_trunk(case, recipe, tmp_path)
 
 
-@pytest.mark.parametrize("recipe", ["q2_k", "q3_k_m", "q3_k_l", "q4_k_m", "q5_k_m"])
+@pytest.mark.parametrize("recipe", ["q2_k", "q3_k_m", "q3_k_l", "q4_k_m", "q5_k_m", "iq3_m"])
 def test_trunk_with_other_than_8_experts(case_of_4: Case, recipe: str, tmp_path: Path) -> None:
     check_trunk(case_of_4, recipe, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        name if name == "iq3_xs" else pytest.param(name, marks=pytest.mark.slow)
+        for name in DEMANDING
+    ],
+)
+def test_trunk_with_importances(
+    case: Case, importances: Values, recipe: str, tmp_path: Path
+) -> None:
+    check_trunk(case, recipe, tmp_path, importances)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["iq3_xxs", "iq2_m", "iq2_xxs", "iq1_m"])
+def test_trunk_with_importances_and_other_than_8_experts(
+    case_of_4: Case, recipe: str, tmp_path: Path
+) -> None:
+    check_trunk(case_of_4, recipe, tmp_path, made_up(case_of_4))
+
+
+@pytest.mark.parametrize("recipe", DEMANDING)
+def test_importances_are_demanded(case: Case, recipe: str, tmp_path: Path) -> None:
+    with pytest.raises(ConversionError, match="needs an importance matrix; use --imatrix"):
+        convert(case.checkpoint, tmp_path / "m.gguf", ConvertOptions(recipe))
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("recipe", ["q4_k_m", "iq4_xs", "q2_k"])

@@ -14,7 +14,7 @@ from gguf import GGUFWriter
 
 from gguf_mtp.converters.convert import ConvertOptions, plan
 from gguf_mtp.converters.imatrix import Imatrix
-from gguf_mtp.converters.recipes import RECIPES, fitting, is_quantisable
+from gguf_mtp.converters.recipes import RECIPES, fitting, is_quantisable, read_overrides
 from gguf_mtp.converters.tensors import OutputTensor
 from gguf_mtp.errors import ConversionError
 from tests.support.checkpoints import changed_demo, holes
@@ -65,16 +65,18 @@ def test_what_is_quantised(name: str, shape: tuple[int, ...], is_it: bool) -> No
     assert is_quantisable(tensor(name, *shape)) is is_it
 
 
-@pytest.mark.parametrize("recipe", sorted(RECIPES.keys() - {"q2_k_s"}))  # it needs importances
+@pytest.mark.parametrize("recipe", sorted(RECIPES))
 def test_drafter_stays_sharp(source: Path, recipe: str) -> None:
-    chosen = {n: t for n, t in types(source, ConvertOptions(recipe)).items() if "blk.6." in n}
+    """It needs no importances, whatever the trunk's types do."""
+    options = ConvertOptions(recipe, tensor_types=(r"^blk\.[0-5]\.=q8_0",))
+    chosen = {n: t for n, t in types(source, options).items() if "blk.6." in n}
     base = RECIPES[recipe].type
     sharp = base.name if base in (T.F32, T.F16, T.BF16) else "Q8_0"
     for name, type_ in chosen.items():
         if re.search("norm|ffn_gate_inp|bias", name):
             assert type_ == "F32", name
         elif "_exps" in name:
-            assert type_ not in ("Q2_K", "Q3_K", "Q4_0", "Q4_1", "IQ4_NL", "IQ4_XS", "MXFP4"), name
+            assert type_ in ("F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K", "Q5_1", "Q5_0", "Q4_K")
         else:
             assert type_ == sharp, name
 
@@ -82,6 +84,25 @@ def test_drafter_stays_sharp(source: Path, recipe: str) -> None:
 def test_experts_of_the_drafter_follow_a_better_trunk(source: Path) -> None:
     for recipe, wanted in (("q2_k", "Q4_K"), ("q4_k_s", "Q4_K"), ("q6_k", "Q6_K"), ("f16", "F16")):
         assert types(source, ConvertOptions(recipe))["blk.6.ffn_up_exps.weight"] == wanted
+
+
+def test_a_recipe_is_a_file_of_overrides(source: Path, tmp_path: Path) -> None:
+    """As dynamic quantisations are published; what the command line says comes first."""
+    recipe = tmp_path / "recipe.txt"
+    recipe.write_text(
+        "# experts of the first layers\n\nblk\\.[12]\\..*_exps=q6_k\n_exps=iq4_xs  # the rest\n"
+    )
+    overrides = (r"blk\.2\..*down_exps=q8_0", *read_overrides(recipe))
+    assert overrides[1:] == (r"blk\.[12]\..*_exps=q6_k", "_exps=iq4_xs")
+    chosen = types(source, ConvertOptions("q4_k_m", tensor_types=overrides))
+    assert chosen["blk.1.ffn_up_exps.weight"] == "Q6_K"
+    assert chosen["blk.2.ffn_down_exps.weight"] == "Q8_0"
+    assert chosen["blk.3.ffn_up_exps.weight"] == "IQ4_XS"
+    recipe.write_text("fine=q8_0\nwrong\n")
+    with pytest.raises(ConversionError, match=r"recipe.txt, line 2: 'wrong' is not PATTERN=TYPE"):
+        read_overrides(recipe)
+    with pytest.raises(ConversionError, match="is missing"):
+        read_overrides(tmp_path / "none.txt")
 
 
 def test_first_matching_override_wins(source: Path) -> None:
