@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .text_files import read_text
+
 if TYPE_CHECKING:
     from ..answers.prepare import AnswerOptions
     from ..engine.engine import Engine
@@ -100,12 +102,7 @@ class AnswerArgs:
             return None, ""
         if self.grammar_file is None:
             return names[0], str(given[names[0]])
-        try:
-            with self.grammar_file.open(encoding="utf-8") as file:
-                return names[0], file.read(MAX_CHARS + 1)  # which is too much, but ends
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or "it is not UTF-8"
-            raise RequestError(f"cannot read {self.grammar_file}: {reason}") from None
+        return names[0], read_text(self.grammar_file, MAX_CHARS)
 
 
 class SessionWithOptions:

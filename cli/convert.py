@@ -42,7 +42,7 @@ class FormArgs:
             "-o",
             "--output",
             metavar="OUT.gguf",
-            help="File to write; an existing GGUF file is replaced. Default: NAME.gguf.",
+            help="File to write. Default: NAME.gguf.",
         ),
     ] = None
     type_: Annotated[
@@ -100,7 +100,10 @@ class WorkArgs:
     ] = False
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False
     force: Annotated[
-        bool, typer.Option("--force", help="Start over and skip the free-space check.")
+        bool,
+        typer.Option(
+            "--force", help="Replace an existing file, start over, skip the free-space check."
+        ),
     ] = False
     verify: Annotated[
         bool | None,
@@ -155,10 +158,15 @@ class _Run(NamedTuple):
 
     def convert(self, out: Path, options: ConvertOptions) -> tuple[Account, int, Path]:
         """What became of everything, the bytes written, and the first file."""
-        from ..converters.convert import plan, write
+        from ..converters.convert import plan, side_path, write
+        from ..converters.resume_file import refuse_replacing
 
+        is_real = not self.work.dry_run
+        is_allowed = self.work.force or self.work.resume or not is_real
+        refuse_replacing(out, is_allowed)
         with plan(self.folder, options, self.storage) as job:
-            is_real = not self.work.dry_run
+            if job.account.has_side:  # before hours are spent on the trunk
+                refuse_replacing(side_path(out), is_allowed)
             if not is_real:
                 for placed in job.tensors:
                     self.say(_line(placed))

@@ -22,7 +22,7 @@ Out = Annotated[
         "-o",
         "--output",
         metavar="OUT.gguf",
-        help="File to write; an existing GGUF file is replaced.",
+        help="File to write.",
     ),
 ]
 Split = Annotated[
@@ -34,7 +34,12 @@ Split = Annotated[
     ),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")]
-Force = Annotated[bool, typer.Option("--force", help="Start over and skip the free-space check.")]
+Force = Annotated[
+    bool,
+    typer.Option(
+        "--force", help="Replace an existing file, start over, skip the free-space check."
+    ),
+]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print errors only.")]
 
 
@@ -60,8 +65,10 @@ def graft(
 ) -> None:
     """Add an MTP block to a GGUF file. Copies the bytes; quantises nothing again."""
     from ..converters.graft import graft as join
+    from ..converters.resume_file import refuse_replacing
 
     options = _options(split_max_size, resume, force)
+    refuse_replacing(out, resume or force)
     with _copying(out, quiet) as report:
         done = join(base, mtp, out, options, report)
     say = _say(quiet)
@@ -83,8 +90,10 @@ def extract(
 ) -> None:
     """Extract a model's MTP block, with embedding, norm and head, to a side file (undoes graft)."""
     from ..converters.graft import extract as take
+    from ..converters.resume_file import refuse_replacing
 
     options = _options(split_max_size, resume, force)
+    refuse_replacing(out, resume or force)
     with _copying(out, quiet) as report:
         done = take(model, out, options, report)
     _say(quiet)(_account(done))

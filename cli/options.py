@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .placement_options import PlacementArgs
+from .text_files import read_text
 
 if TYPE_CHECKING:
     from ..loading.loader import LoadOptions
@@ -148,11 +149,7 @@ class ModelArgs:
             return text
         if text is not None:
             raise RequestError("--chat-template and --chat-template-file cannot be combined")
-        try:
-            return file.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-            raise RequestError(f"cannot read {file}: {why}") from None
+        return read_text(file)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json as json_module
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,6 +14,7 @@ from .answer_options import AnswerArgs
 from .options import ModelArgs, SamplingArgs
 from .placement_options import PlacementArgs
 from .spread import spread
+from .text_files import read_text
 
 if TYPE_CHECKING:
     from ..session import Piece
@@ -26,7 +28,16 @@ def run(
     answer_args: AnswerArgs,
     prompt: Annotated[
         str | None,
-        typer.Option("-p", "--prompt", help="The prompt. Default: standard input."),
+        typer.Option("-p", "--prompt", help="The prompt. Text on standard input comes before it."),
+    ] = None,
+    file: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "-f",
+            "--file",
+            metavar="FILE",
+            help="File whose text comes before the prompt; repeatable.",
+        ),
     ] = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the prompt as it is, without chat template.")
@@ -52,7 +63,7 @@ def run(
 
     if logprobs is not None and not json:
         raise typer.BadParameter("--logprobs needs --json")
-    text = prompt if prompt is not None else _standard_input()
+    text = _prompt(prompt, file or [])
     if not text.strip() and not raw:
         raise typer.BadParameter("the prompt is empty; give one with -p or on standard input")
     with open_session(model_args, placement_args) as session:
@@ -108,7 +119,14 @@ def _document(pieces: Iterable[Piece], has_logprobs: bool) -> dict[str, Any]:
     return result
 
 
-def _standard_input() -> str:
-    if sys.stdin.isatty():
+def _prompt(prompt: str | None, files: Sequence[Path]) -> str:
+    """Standard input, files and the prompt, in this order, with an empty line between."""
+    parts = [] if sys.stdin.isatty() else [sys.stdin.read()]
+    parts += map(read_text, files)
+    if prompt is None and not files and not parts:
         raise typer.BadParameter("give a prompt with -p, or on standard input")
-    return sys.stdin.read()
+    parts += [prompt] if prompt is not None else []
+    given = [part for part in parts if part.strip()]
+    if len(given) == 1:
+        return given[0]  # as it is: a raw prompt may end in white space
+    return "\n\n".join(part.strip("\n") for part in given)

@@ -20,6 +20,7 @@ import typer
 from .options import ModelArgs, SamplingArgs
 from .placement_options import PlacementArgs
 from .spread import spread
+from .text_files import read_text
 
 if TYPE_CHECKING:
     import uvicorn
@@ -121,11 +122,7 @@ class ServerArgs:
             return self.api_key
         if self.api_key is not None:
             raise typer.BadParameter("--api-key and --api-key-file cannot be combined")
-        try:
-            lines = file.read_text(encoding="utf-8").splitlines()
-        except (OSError, ValueError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-            raise GgufMtpError(f"cannot read {file}: {why}") from None
+        lines = read_text(file).splitlines()
         if not lines or not lines[0].strip():
             raise GgufMtpError(f"the first line of {file} is empty, but should be the API key")
         return lines[0].strip()

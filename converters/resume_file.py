@@ -41,6 +41,12 @@ def journal_path(out: Path) -> Path:
     return out.with_name(f"{out.name}.partial.journal")
 
 
+def refuse_replacing(out: Path, is_allowed: bool) -> None:
+    """Raises `ConversionError` where a file would be lost that nobody said may be."""
+    if out.is_file() and out.stat().st_size and not is_allowed:
+        raise ConversionError(f"{out} exists; --force replaces it, -o writes another file")
+
+
 def check_place(out: Path) -> None:
     """Raises `ConversionError` when no file can have the name `out`."""
     if out.is_dir():

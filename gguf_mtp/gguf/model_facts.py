@@ -36,6 +36,11 @@ ARCHITECTURES: Mapping[str, tuple[Check, Check]] = {
 DRAFT_HEADS = {"eagle3": "an EAGLE-3 head", "dflash": "a DFlash head"}
 """Architectures that draft from another model's layers: alone they run from an input that nothing
 fills, and answer with noise."""
+FOREIGN = {
+    "deepseek4_mtp_support": "an MTP block of the ds4 engine",
+    "deepseek4-dspark": "a DSpark drafter of the ds4 engine",
+}
+"""Formats of another engine; `convert` makes a file from the checkpoint."""
 FIRST_TENSOR = "blk.0.attn_norm.weight"
 
 # Which part of the model a tensor belongs to, by its name inside its layer; first match wins.
@@ -94,6 +99,8 @@ def _facts(header: Header, path: str) -> ModelFacts:
             f"{path} is {DRAFT_HEADS[arch]} ({arch}): it drafts from the layers of another model, "
             "which gguf-mtp does not support yet"
         )
+    if arch in FOREIGN:
+        raise UnsupportedModel(f"{path} is {FOREIGN[arch]} ({arch}), which llama.cpp does not run")
     kind = header.kv.get("general.type", "model")
     if kind != "model" or arch == "clip":
         raise UnsupportedModel(f"{path} is not a language model ({arch}, general.type {kind!r})")

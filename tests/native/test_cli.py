@@ -78,6 +78,36 @@ def test_run_raw_takes_the_prompt_as_it_stands() -> None:
     assert done.stdout == "The capital of Italy is Rome.\n"
 
 
+def test_run_reads_files_and_standard_input_before_the_prompt(tmp_path: Path) -> None:
+    """`cat notes.txt | gguf-mtp run -p "Summarise this"`."""
+    (tmp_path / "a.txt").write_text("What is the capital\n")
+    raw = ("run", "--raw", "--temp", "0", "-n", "1", "--json")
+    piped = gguf_mtp(*raw, "-f", tmp_path / "a.txt", "-p", "of Italy?", stdin="Hello.\n\n")
+    whole = "Hello.\n\nWhat is the capital\n\nof Italy?"
+    expected = gguf_mtp(*raw, stdin=whole)
+    assert json.loads(piped.stdout)["tokens"] == json.loads(expected.stdout)["tokens"]
+    n_read = json.loads(piped.stdout)["timings"]["prefill_tokens"]
+    assert n_read == json.loads(expected.stdout)["timings"]["prefill_tokens"] > 12
+    missing = gguf_mtp("run", "-f", tmp_path / "none.txt", "-p", "x")
+    assert (missing.returncode, missing.stderr.count("\n")) == (1, 1)
+    assert f"cannot read {tmp_path}/none.txt" in missing.stderr
+
+
+def test_an_existing_file_is_not_replaced(tmp_path: Path) -> None:
+    """By convert, graft and extract, unless --force says so."""
+    out = tmp_path / "m.gguf"
+    made = gguf_mtp("convert", CHECKPOINT, "-o", out, "-q", "--no-verify")
+    assert made.returncode == 0, made.stderr
+    before = out.read_bytes()
+    for arguments in (("convert", CHECKPOINT), ("extract", out)):
+        done = gguf_mtp(*arguments, "-o", out, "-q")
+        assert done.returncode == 1
+        assert f"{out} exists; --force replaces it" in done.stderr
+    assert out.read_bytes() == before
+    again = gguf_mtp("convert", CHECKPOINT, "-o", out, "-q", "--no-verify", "--force")
+    assert again.returncode == 0, again.stderr
+
+
 def test_inspect_json() -> None:
     facts = json.loads(gguf_mtp("inspect", "--json").stdout)
     assert facts["architecture"] == "deepseek2"

@@ -159,6 +159,12 @@ def test_from_the_command_line(checkpoint: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["convert", str(checkpoint), "-o", str(out), "--no-verify"])
     assert done.exit_code == 0, done.output
     assert f"its MTP block, which must be a file of its own: {side_path(out)}" in done.output
+    for wanted in (out, tmp_path / "other.gguf"):  # neither file of an earlier run is replaced
+        side_path(wanted).touch()
+        side_path(wanted).write_bytes(side_path(out).read_bytes())
+        refused = CliRunner().invoke(app, ["convert", str(checkpoint), "-o", str(wanted)])
+        assert "exists; --force replaces it" in str(refused.exception)
+    assert not (tmp_path / "other.gguf").exists()
     again = CliRunner().invoke(app, ["convert", str(checkpoint), "-o", str(out), "--dry-run"])
     assert "blk.6.nextn.eh_proj.weight" in again.output
     shown = CliRunner().invoke(app, ["inspect", str(out), "--json"])

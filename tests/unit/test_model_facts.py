@@ -261,6 +261,12 @@ def test_what_llama_cpp_cannot_run_is_refused_in_words(name: str, tmp_path: Path
     assert "\n" not in str(caught.value)
 
 
+def test_formats_of_another_engine_are_refused_by_name(tmp_path: Path) -> None:
+    path = bent(tmp_path / "ds4.gguf", lambda m: setattr(m, "arch", "deepseek4-dspark"))
+    with pytest.raises(ModelError, match=r"a DSpark drafter of the ds4 engine \(deepseek4-dspark"):
+        model_facts.read(path)
+
+
 @pytest.mark.parametrize("name", NO_DRAFT)
 def test_what_aborts_the_mtp_graph_does_not_draft(name: str, tmp_path: Path) -> None:
     change, words = NO_DRAFT[name]
