@@ -167,6 +167,9 @@ class _Run(NamedTuple):
         with plan(self.folder, options, self.storage) as job:
             if job.account.has_side:  # before hours are spent on the trunk
                 refuse_replacing(side_path(out), is_allowed)
+                if self.storage is None:  # a hub's shards are open only once
+                    with plan(self.folder, replace(options, mtp="only")):
+                        pass
             if not is_real:
                 for placed in job.tensors:
                     self.say(_line(placed))

@@ -16,7 +16,7 @@ def read_text(file: Path, most: int = MOST) -> str:
     from ..errors import RequestError
 
     try:
-        with file.open(encoding="utf-8") as stream:
+        with file.open(encoding="utf-8-sig") as stream:  # editors on Windows write a BOM
             text = stream.read(most + 1)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"

@@ -244,17 +244,13 @@ class _Mix:
         for pattern, type_ in self.wish.overrides:
             if pattern.search(tensor.name):
                 return type_
-        if self._stays_fp4(tensor):
-            return T.MXFP4
-        if self.mtp and tensor.name.startswith(self.mtp):
-            return self._drafter(tensor)
-        return self._trunk(tensor)
-
-    def _stays_fp4(self, tensor: OutputTensor) -> bool:
-        """FP4 weights are MXFP4 without a loss, in fewer bits than any type that has as many."""
-        base = self.wish.recipe.type
+        is_drafter = self.mtp and tensor.name.startswith(self.mtp)
+        chosen = self._drafter(tensor) if is_drafter else self._trunk(tensor)
+        # FP4 weights are MXFP4 without a loss, in no more bits than a type that would lose some.
         is_fp4 = tensor.pieces[0].weight.tensor.dtype == FP4
-        return is_fp4 and base not in _FLOATS and _bits(base) >= _bits(T.MXFP4)
+        if is_fp4 and chosen not in _FLOATS and _bits(chosen) >= _bits(T.MXFP4):
+            return T.MXFP4
+        return chosen
 
     def _drafter(self, tensor: OutputTensor) -> T:
         if tensor.name.endswith("nextn.shared_head_head.weight") and self.wish.draft_head:

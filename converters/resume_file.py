@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import json
 import os
 from collections.abc import Sequence
@@ -43,8 +44,12 @@ def journal_path(out: Path) -> Path:
 
 def refuse_replacing(out: Path, is_allowed: bool) -> None:
     """Raises `ConversionError` where a file would be lost that nobody said may be."""
-    if out.is_file() and out.stat().st_size and not is_allowed:
-        raise ConversionError(f"{out} exists; --force replaces it, -o writes another file")
+    if is_allowed:
+        return
+    shards = out.parent.glob(f"{glob.escape(out.stem)}-?????-of-?????{glob.escape(out.suffix)}")
+    for path in [out, *sorted(shards)]:
+        if path.is_file() and path.stat().st_size:
+            raise ConversionError(f"{path} exists; --force replaces it, -o writes another file")
 
 
 def check_place(out: Path) -> None:

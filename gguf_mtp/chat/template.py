@@ -1,18 +1,17 @@
 """Chat messages to a prompt, by the model's own template.
 
-Templates come with model files from strangers, so they run in a sandbox (`sandbox`): no attribute
-with an underscore, and no more steps and text than a conversation takes. They may change lists of
-their own, as Kimi-K2's does, and get copies of what is ours. The environment is the one that
-templates are written for, transformers' (`utils/chat_template_utils.py`): trimmed blocks, `break`
-and `continue`, `tojson` without HTML escapes, `raise_exception`, `strftime_now`, `generation`
-blocks.
+Templates come with model files from strangers, so they run in jinja2's sandbox, which lets them
+reach no attribute with an underscore, and in a process of their own (`render_worker`), which bounds
+their time and memory. They may change lists of their own, as Kimi-K2's does, and get copies of what
+is ours. The environment is the one that templates are written for, transformers'
+(`utils/chat_template_utils.py`): trimmed blocks, `break` and `continue`, `tojson` without HTML
+escapes, `raise_exception`, `strftime_now`, `generation` blocks.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
@@ -23,11 +22,12 @@ from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.sandbox import SandboxedEnvironment
 
-from gguf_mtp.chat.sandbox import MOST_SOURCE, BoundedEnvironment
+from gguf_mtp.chat.render_worker import render_apart
 from gguf_mtp.errors import RequestError
 
-__all__ = ["Prompt", "TemplateOptions", "render"]
+__all__ = ["Prompt", "TemplateOptions", "render", "render_here"]
 
 
 class Prompt(NamedTuple):
@@ -65,15 +65,28 @@ def render(
     if not template:
         raise RequestError("the model has no chat template; use `gguf-mtp run --raw` with a prompt")
     options = options or TemplateOptions()
-    given = dict(options.extra) | {"messages": list(messages), "tools": options.tools}
+    request = {
+        "template": template,
+        "given": dict(options.extra)
+        | {
+            "messages": list(messages),
+            "tools": options.tools,
+            "bos_token": bos,
+            "eos_token": eos,
+            "add_generation_prompt": options.add_generation_prompt,
+        },
+    }
+    text = render_apart(request)
+    return Prompt(text, has_bos=bool(bos) and text.startswith(bos))
+
+
+def render_here(template: str, given: Mapping[str, Any]) -> str:
+    """What a template makes of its variables, in this process: its time and memory are its own.
+
+    Raises `RequestError` as `render`.
+    """
     try:
-        with _ENVIRONMENT.allowed(given):
-            text = _compiled(template).render(
-                deepcopy(given),
-                bos_token=bos,
-                eos_token=eos,
-                add_generation_prompt=options.add_generation_prompt,
-            )
+        return _compiled(template).render(given)
     except _Refused as error:
         raise RequestError(f"the model's chat template refused the messages: {error}") from None
     except SecurityError as error:
@@ -81,9 +94,10 @@ def render(
     except jinja2.TemplateSyntaxError as error:
         where = f"line {error.lineno}: {_line(error)}"
         raise RequestError(f"the model's chat template is malformed, {where}") from error
+    except MemoryError:
+        raise RequestError("the model's chat template needs too much memory") from None
     except Exception as error:  # a template is a program: it can fail in any way
         raise RequestError(f"the model's chat template failed: {_line(error)}") from error
-    return Prompt(text, has_bos=bool(bos) and text.startswith(bos))
 
 
 class _Refused(Exception):
@@ -96,13 +110,11 @@ def _line(error: Exception) -> str:
 
 @lru_cache(maxsize=8)  # compiling takes many times as long as rendering
 def _compiled(template: str) -> jinja2.Template:
-    if len(template) > MOST_SOURCE:
-        raise SecurityError(f"it has {len(template)} characters, more than {MOST_SOURCE}")
-    return _ENVIRONMENT.from_string(template)
+    return _environment().from_string(template)
 
 
-def _environment() -> BoundedEnvironment:
-    env = BoundedEnvironment(
+def _environment() -> jinja2.Environment:
+    env = SandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
     env.filters["tojson"] = _to_json
@@ -153,6 +165,3 @@ class _Generation(Extension):
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-_ENVIRONMENT = _environment()

@@ -25,7 +25,7 @@ NO_PRODUCT = frozenset({"F64", "I8", "I16", "I32", "I64", "Q8_1", "Q8_K"})
 """Types without a matrix multiplication on the CPU."""
 _INDEX = re.compile(r"tid2eid")
 """Matrices that are looked up, not multiplied."""
-_F32 = re.compile(r"(norm\.weight|\.bias|\.ssm_(conv1d\w*|a|d|dt)(\.weight)?)$")
+_F32 = re.compile(r"(norm\.weight|\.bias|\.ssm_(conv1d\w*|a|d)(\.weight)?)$")
 _EPSILONS = ("layer_norm_rms_epsilon", "layer_norm_epsilon", "group_norm_epsilon")
 
 

@@ -10,6 +10,7 @@ It knows nothing of llama.cpp, of layouts on disk beyond headers, or of how the 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -54,9 +55,9 @@ def read(path: str | os.PathLike[str]) -> ModelFacts:
 
 def find(model: ModelFacts) -> tuple[ModelFacts | None, list[str]]:
     """The `mtp-*.gguf` beside a model that belongs to it, and why others do not, in sentences."""
-    refusals, own = [], f"mtp-{Path(model.path).name}"
+    refusals, own = [], f"mtp-{_without_shard(model.path)}"
     found = Path(model.path).absolute().parent.glob("mtp-*.gguf")
-    for path in sorted(found, key=lambda path: (path.name != own, path)):
+    for path in sorted(found, key=lambda path: (_without_shard(path) != own, path)):
         if path.name == Path(model.path).name:
             continue
         try:
@@ -67,6 +68,11 @@ def find(model: ModelFacts) -> tuple[ModelFacts | None, list[str]]:
         else:
             return side, []
     return None, refusals
+
+
+def _without_shard(path: str | os.PathLike[str]) -> str:
+    """The file's name; `a.gguf` for `a-00001-of-00003.gguf`."""
+    return re.sub(r"-\d{5}-of-\d{5}(?=\.gguf$)", "", Path(path).name)
 
 
 def check(model: ModelFacts, side: ModelFacts) -> list[str]:

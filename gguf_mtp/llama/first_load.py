@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from gguf_mtp.child import bound_memory
 from gguf_mtp.errors import GgufMtpError
 from gguf_mtp.llama.context import ContextOptions
 from gguf_mtp.llama.model import Model, ModelOptions
@@ -82,19 +82,11 @@ def _decode_block(model: Model, rows: Any, has_weights: bool) -> None:
         context.decode([Rows(0, 1, [0, model.vocab.n_tokens - 1], 2, rows)])
 
 
-def _bound_memory() -> None:
-    with suppress(ImportError, OSError, ValueError):
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_DATA, (_DATA, _DATA))
-
-
 if __name__ == "__main__":
-    _bound_memory()
+    bound_memory("RLIMIT_DATA", _DATA)
     try:
         load(**json.load(sys.stdin))
     except GgufMtpError as error:
-        print(REFUSED, error, flush=True)
+        print(REFUSED, json.dumps(str(error)), flush=True)
     else:
         print(DONE, flush=True)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import pairwise
 from typing import NamedTuple
 
 __all__ = ["SpecialToken", "SpecialTokens"]
@@ -69,18 +68,41 @@ class SpecialTokens:
         self, found: list[tuple[int, str]], with_control: bool
     ) -> list[tuple[int, str]]:
         """The longest marker at each place where one begins -> those that are taken."""
-        if all(b[0] >= a[0] + len(a[1]) for a, b in pairwise(found)):
-            return found
-        shorter = [(at, text) for at, longest in found for text in self._begin(longest)]
+        taken: list[tuple[int, str]] = []
+        cluster: list[tuple[int, str]] = []
+        end = 0
+        for at, text in found:
+            if at >= end:
+                taken += self._settled(cluster, with_control)
+                cluster = []
+            cluster.append((at, text))
+            end = max(end, at + len(text))
+        return taken + self._settled(cluster, with_control)
+
+    def _settled(self, cluster: list[tuple[int, str]], with_control: bool) -> list[tuple[int, str]]:
+        """Of markers each of which overlaps another."""
+        if len(cluster) < 2:
+            return cluster
+        texts = {text for _, text in cluster}
+        if len(texts) == 1 or self._is_run(cluster):
+            return _one_after_another(cluster)
+        shorter = [(at, text) for at, longest in cluster for text in self._begin(longest)]
         taken: dict[int, str] = {}
         covered: set[int] = set()
-        for at, text in sorted(found + shorter, key=lambda f: (-len(f[1]), f[0])):
+        for at, text in sorted(cluster + shorter, key=lambda f: (-len(f[1]), f[0])):
             span = range(at, at + len(text))
             is_read = with_control or not self._by_text[text].is_control
             if is_read and covered.isdisjoint(span):
                 taken[at] = text
                 covered.update(span)
         return sorted(taken.items())
+
+    @staticmethod
+    def _is_run(cluster: list[tuple[int, str]]) -> bool:
+        """Whether they are of one letter, as runs of spaces or line breaks are: then each place
+        begins with the longest there is, and going on behind it takes the same."""
+        letter = cluster[0][1][0]
+        return all(text.count(letter) == len(text) for _, text in cluster)
 
     def _begin(self, text: str) -> Iterator[str]:
         """Shorter markers that `text` begins with."""
@@ -135,3 +157,12 @@ def _expression(node: Tree) -> str:
     if not branches:
         return text
     return f"{text}(?:{'|'.join(branches)}){'?' if '' in node else ''}"
+
+
+def _one_after_another(cluster: list[tuple[int, str]]) -> list[tuple[int, str]]:
+    taken, end = [], 0
+    for at, text in cluster:
+        if at >= end:
+            taken.append((at, text))
+            end = at + len(text)
+    return taken

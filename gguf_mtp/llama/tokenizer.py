@@ -179,8 +179,9 @@ def _is_han(letter: str) -> bool:
 
 def _walls(tokenize: Callable[[str], Sequence[int]]) -> list[_Wall]:
     kinds: dict[_Kind, str] = {"han": _HAN, "digit": _DIGITS}
-    return [
+    walls = [
         _Wall(kind, letter, tuple(tokenize(letter)))
         for kind, letters in kinds.items()
         for letter in letters
     ]
+    return [wall for wall in walls if wall.ids]  # of a vocabulary without its bytes there are none

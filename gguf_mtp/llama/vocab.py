@@ -40,7 +40,8 @@ class Vocab:
         template = L.llama_model_chat_template(model, None)
         self.chat_template: str | None = template.decode(errors="replace") if template else None
         self._pieces: dict[int, bytes] = {}
-        self._pre = meta(model, _PRE)
+        is_bpe = L.llama_vocab_type(self._vocab) == L.LLAMA_VOCAB_TYPE_BPE
+        self._pre = meta(model, _PRE) if is_bpe else ""  # others do not read it
 
     def tokenize(self, text: str, add_special: bool, parse_special: bool = True) -> list[int]:
         """Token ids of `text`. `add_special` puts BOS in front when the model wants one;

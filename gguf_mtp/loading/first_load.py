@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import version
@@ -21,6 +20,7 @@ from typing import NamedTuple
 
 from platformdirs import user_cache_dir
 
+from gguf_mtp.child import run_module
 from gguf_mtp.errors import LoadFailed, UnsupportedModel
 from gguf_mtp.gguf.model_facts import is_side_file
 from gguf_mtp.llama.first_load import DONE, REFUSED
@@ -79,13 +79,7 @@ def _load(file: FirstLoad) -> bool:
     }
     seconds = SECONDS + file.n_bytes / BYTES_PER_S * has_weights
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "gguf_mtp.llama.first_load"],
-            input=json.dumps(request).encode(),
-            capture_output=True,
-            timeout=seconds,
-            env=os.environ | {"GGML_NO_BACKTRACE": "1"},
-        )
+        done = run_module("gguf_mtp.llama.first_load", json.dumps(request).encode(), seconds)
     except subprocess.TimeoutExpired as error:
         step = _last_line(error.stdout or b"") or "starting"
         raise UnsupportedModel(
@@ -96,7 +90,7 @@ def _load(file: FirstLoad) -> bool:
         return False
     said = _last_line(done.stdout)
     if said.startswith(REFUSED):
-        raise LoadFailed(said.removeprefix(REFUSED).strip())
+        raise LoadFailed(json.loads(said.removeprefix(REFUSED)))
     if said == DONE:
         return True
     if done.returncode == _KILLED:
@@ -109,7 +103,7 @@ def _load(file: FirstLoad) -> bool:
 
 
 def _last_line(output: bytes) -> str:
-    lines = output.decode(errors="replace").split("\n")
+    lines = output.decode(errors="replace").splitlines()
     return next((line for line in reversed(lines) if line), "")
 
 

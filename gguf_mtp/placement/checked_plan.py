@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import logging
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import NamedTuple
 
+from gguf_mtp.child import run_module
 from gguf_mtp.errors import LoadFailed
 from gguf_mtp.llama import ContextOptions, Model, ModelOptions
 from gguf_mtp.offload import CPU, Contexts, Host, Machine, OffloadPlan, Subject, fit, report
@@ -214,13 +215,13 @@ def _ask(
     request = {
         "rpc": list(workers),
         "model": {
-            "path": subject.facts.path,
+            "path": str(Path(subject.facts.path).absolute()),
             "load_params": load_params(plan, n_blocks).renamed(names_there),
             "load_mtp": drafts and side is None,
         },
         "side": side
         and {
-            "path": side.path,
+            "path": str(Path(side.path).absolute()),
             "load_params": side_load_params(plan).renamed(names_there),
             "load_mtp": True,
         },
@@ -228,17 +229,12 @@ def _ask(
         "block": asdict(block_options(plan, 1)) if drafts else None,
     }
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "gguf_mtp.llama.memory_probe"],
-            input=json.dumps(request),
-            capture_output=True,
-            text=True,
-            timeout=_CHECK_S,
-            check=True,
-        )
+        done = run_module("gguf_mtp.llama.memory_probe", json.dumps(request).encode(), _CHECK_S)
+        done.check_returncode()
         found = json.loads(done.stdout)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
+        stderr = getattr(error, "stderr", None) or str(error).encode()
+        said = stderr.decode(errors="replace").strip().splitlines()
         log.warning("cannot check the placement against llama.cpp: %s", said[-1] if said else "")
         return None
     names_here = {name: mine for mine, name in names_there.items()}

@@ -75,7 +75,7 @@ class AccessGuard:
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app, self._access = app, access
-        self._own_names = {socket.gethostname().lower()}
+        self._own_names = {socket.gethostname().lower(), *map(host_name, access.hosts)}
         self._own_names |= {urlsplit(o).hostname or "" for o in access.origins}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -120,7 +120,7 @@ class AccessGuard:
         return None
 
     def _is_called_well(self, headers: Headers) -> bool:
-        host = urlsplit(f"//{headers.get('host', '')}").hostname or ""
+        host = host_name(headers.get("host", ""))
         if {"*", host} & {*self._access.hosts, *self._access.origins}:
             return True
         return is_private(host) or host in self._own_names
@@ -133,13 +133,21 @@ class AccessGuard:
         return hmac.compare_digest(key.strip(), known) and scheme.lower() == b"bearer"
 
 
+def host_name(host: str) -> str:
+    """The name in a Host header, in small letters; empty for what is none."""
+    try:
+        return (urlsplit(f"//{host}").hostname or "").rstrip(".")
+    except ValueError:
+        return ""
+
+
 def is_private(host: str) -> bool:
     """Whether a name can be no web page's on the internet: an address, a name without a dot, or one
     below a domain that nobody can register."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
-        return "." not in host.rstrip(".") or host.rstrip(".").endswith(_PRIVATE)
+        return bool(host) and ("." not in host or host.endswith(_PRIVATE))
     return True
 
 

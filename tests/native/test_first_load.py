@@ -72,7 +72,7 @@ def test_a_file_that_came_through_is_remembered(
     def not_again(*_: object, **__: object) -> None:
         raise AssertionError("loaded again")
 
-    monkeypatch.setattr(first_load.subprocess, "run", not_again)
+    monkeypatch.setattr(first_load, "run_module", not_again)
     first_load.check([file], folder)
     moved = tiny(tmp_path / "moved.gguf")  # the same contents under another name
     first_load.check([moved], folder)
@@ -103,7 +103,7 @@ def test_a_killed_child_says_nothing_about_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As when memory is short: the file is loaded all the same, and checked again next time."""
-    monkeypatch.setattr(first_load.sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
     (tmp_path / "python").write_text("#!/bin/sh\nkill -9 $$\n")
     (tmp_path / "python").chmod(0o755)
     first_load.check([tiny(tmp_path / "m.gguf")], tmp_path / "loaded")

@@ -165,6 +165,15 @@ def test_from_the_command_line(checkpoint: Path, tmp_path: Path) -> None:
         refused = CliRunner().invoke(app, ["convert", str(checkpoint), "-o", str(wanted)])
         assert "exists; --force replaces it" in str(refused.exception)
     assert not (tmp_path / "other.gguf").exists()
+    trunk_only = [
+        "--tensor-type",
+        r"blk\.0\.attn_q_a=f16",
+    ]  # must be said before the trunk is written
+    wrong = CliRunner().invoke(
+        app, ["convert", str(checkpoint), "-o", str(tmp_path / "third.gguf"), *trunk_only]
+    )
+    assert "matches no tensor" in str(wrong.exception)
+    assert not list(tmp_path.glob("third*"))
     again = CliRunner().invoke(app, ["convert", str(checkpoint), "-o", str(out), "--dry-run"])
     assert "blk.6.nextn.eh_proj.weight" in again.output
     shown = CliRunner().invoke(app, ["inspect", str(out), "--json"])

@@ -97,6 +97,7 @@ def test_headers_that_are_no_http_do_no_harm(locked: Server) -> None:
         ("127.0.0.1:8080", 200), ("[::1]:8080", 200), ("192.168.1.7", 200), ("localhost", 200),
         ("LOCALHOST:1", 200), ("llm:8080", 200), ("box.local", 200), ("host.docker.internal", 200),
         ("rebound.example:8080", 403), ("127.0.0.1.nip.io", 403), ("localhost.evil.com", 403),
+        ("[::1", 403), ("localhost.:80", 200), ("rebound.example.", 403),
     ],
 )  # fmt: skip
 def test_names_that_anybody_can_register_are_not_answered(host: str, status: int) -> None:
@@ -117,8 +118,8 @@ def test_names_that_anybody_can_register_are_not_answered(host: str, status: int
 @pytest.mark.parametrize(
     "access",
     [
-        Access(hosts=("ai.example",)), Access(hosts=("*",)), Access(origins=("*",)),
-        Access(origins=("https://ai.example",)), Access(api_key="key"),
+        Access(hosts=("ai.example",)), Access(hosts=("AI.example.:8080",)), Access(hosts=("*",)),
+        Access(origins=("*",)), Access(origins=("https://ai.example",)), Access(api_key="key"),
     ],
 )  # fmt: skip
 def test_a_name_can_be_allowed(access: Access) -> None:

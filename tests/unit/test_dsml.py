@@ -254,3 +254,8 @@ def test_a_tool_that_says_nothing_takes_anything() -> None:
     anything = invoke("f", ("any", "x", True), ("other", '{"a": [1]}', False))
     assert follows(behind(calls(anything)), tools=[tool])
     assert follows(behind(calls(invoke("f"))), tools=[tool])
+
+
+def test_the_calls_of_v3_2_are_another_format() -> None:
+    older = ChatTemplate("{{ '<｜DSML｜function_calls>' }}", bos="", eos="")
+    assert older.tool_format is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections import Counter
 from typing import Any
 
@@ -101,3 +102,14 @@ def test_reasoning_markers_stay_in_the_assistants_own_messages() -> None:
     (own, users), letter = guarded(Thinks(), both)
     assert own["content"].startswith("a</think>")
     assert users["content"].startswith(f"a<{letter}/think>")
+
+
+def test_escaped_markers_in_arguments_are_text() -> None:
+    """A template that reads the arguments would spell the marker out."""
+    escaped = "".join(f"\\u{ord(c):04x}" for c in CONTROL[0])
+    function = {"name": "look", "arguments": f'{{"q": "{escaped}"}}'}
+    said = {"role": "assistant", "content": "", "tool_calls": [CALL | {"function": function}]}
+    (value,), letter = guarded(ByteVocab(), [said])
+    arguments = json.loads(value["tool_calls"][0]["function"]["arguments"])
+    assert letter in arguments["q"]
+    assert arguments["q"].replace(letter, "") == CONTROL[0]

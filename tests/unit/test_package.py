@@ -140,6 +140,7 @@ ORDER = [
     "errors",
     "stats",
     "deep_stack",
+    "child",
     "types",
     "params",
     "sampling",

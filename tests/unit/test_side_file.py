@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -146,3 +147,14 @@ def test_the_sibling_that_belongs_is_taken(tmp_path: Path) -> None:
     found, refusals = side_file.find(model)
     assert found is not None
     assert (Path(found.path).name, refusals) == ("mtp-b.gguf", [])
+
+
+def test_shards_know_their_own_side_file(tmp_path: Path) -> None:
+    path = trunk(tmp_path / "trunk.gguf")
+    shard = Path(path).rename(tmp_path / "s-00001-of-00006.gguf")
+    own = dataclasses.replace(model_facts.read_any(shard), path=str(shard))
+    side(tmp_path / "mtp-a.gguf")
+    side(tmp_path / "mtp-s.gguf")
+    found, _ = side_file.find(own)
+    assert found is not None
+    assert Path(found.path).name == "mtp-s.gguf"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import gguf_mtp
-from gguf_mtp.chat.template import Prompt, TemplateOptions, render
+from gguf_mtp.chat.template import Prompt, TemplateOptions, render, render_here
 from gguf_mtp.errors import RequestError
 
 BOS, EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
@@ -153,7 +153,8 @@ def test_private_attributes_are_not_there(value: str) -> None:
     class Private:
         _y = "secret"
 
-    assert text("{{ " + value + " }}", x=Private()) == ""
+    given = {"messages": HELLO, "x": Private()}
+    assert render_here("{{ " + value + " }}", given) == ""
 
 
 def test_a_template_cannot_import_or_read_files() -> None:
