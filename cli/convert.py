@@ -141,9 +141,7 @@ def convert(
     if work_args.dry_run:
         return
     if form_args.mtp is Mtp.only:
-        say(
-            f"use it with --draft-model {out}, or put it in the model's folder; graft joins the two"
-        )
+        say(f"use it with --draft-model {out}, or put it in the model's folder")
     elif work_args.verify or (work_args.verify is None and n_bytes < _VERIFY_BELOW):
         _verify(first, account, options, say)
 

@@ -188,7 +188,9 @@ class _Builder:
             self.books.drop(f"{source}gate.bias", "a hash layer looks its experts up by token")
         else:
             self._plain(f"{blk}exp_probs_b.bias", f"{source}gate.bias", (h.n_expert,))
-        self.books.drop(f"{source}gate.bias_vl", "llama.cpp's text model has no images")
+        self.books.drop(
+            f"{source}gate.bias_vl", "it routes the rows of images, which are not converted"
+        )
 
     def _experts(self, source: str, blk: str) -> None:
         h = self.h
