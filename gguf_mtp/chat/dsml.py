@@ -60,7 +60,7 @@ class Dsml:
 
 
 _State = Literal["content", "calls", "call", "value"]
-_TAG = re.compile(rf"<(/?){DSML}(\w+)([^>]*)>")
+_TAG = re.compile(rf'<(/?){DSML}(\w+)((?:[^>"]|"[^"]*")*)>')
 _NAME = re.compile(r'\bname="([^"]*)"')
 _IS_TEXT = re.compile(r'\bstring="true"')
 
@@ -126,13 +126,15 @@ class DsmlParser:
             return ""
         rest, self._held = self._held[tag.end() :], ""
         is_end, name = bool(tag[1]), tag[2]
-        if is_end and name == "tool_calls":
-            self.is_done = True
-        elif is_end and name == "invoke" and self._state == "call":
+        is_calls_end = is_end and name == "tool_calls"
+        if self._state == "call" and (is_calls_end or name == "invoke"):
+            # A model that nothing binds may leave the call's own end out.
             self._argue("}" if self._n_arguments else "{}", events)
             self._state = "calls"
             self.is_done = self.n_calls == self._max_calls
-        elif not is_end and name == "invoke":
+        if is_calls_end:
+            self.is_done = True
+        elif not is_end and name == "invoke" and not self.is_done:
             self._begin(tag[3], events)
         elif not is_end and name == "parameter" and self._state == "call":
             self._parameter(tag[3], events)

@@ -88,6 +88,20 @@ def test_what_is_malformed_is_left_out() -> None:
     assert read([calls(odd, invoke("now"))]) == ("", [("now", "{}")])
 
 
+@pytest.mark.parametrize("max_calls", [None, 1])
+def test_a_call_ends_where_the_next_begins_or_the_block_ends(max_calls: int | None) -> None:
+    first = invoke("look", ("q", "x", True)).replace(f"</{DSML}invoke>\n", "")
+    text = calls(first, invoke("now").replace(f"</{DSML}invoke>\n", ""))
+    both = [("look", '{"q": "x"}'), ("now", "{}")]
+    assert read([text], max_calls) == ("", both[:max_calls])
+    assert read(list(text), max_calls) == ("", both[:max_calls])
+
+
+def test_names_may_hold_what_ends_a_tag() -> None:
+    _, [(_, arguments)] = read([calls(invoke("look", ("a>b", "x", True)))])
+    assert json.loads(arguments) == {"a>b": "x"}
+
+
 # -- the template --------------------------------------------------------------------------------
 
 LOOK = {
