@@ -76,7 +76,7 @@ def test_a_name_that_is_no_text_is_a_file_like_others(tmp_path: Path) -> None:
     ):
         done = subprocess.run([COMMAND, *arguments], capture_output=True, timeout=120)
         assert (done.returncode, done.stderr) == (0, b""), arguments
-    named = [b"convert", os.fsencode(CHECKPOINT), b"-o", made, b"--name", b"\xe9"]
+    named = [b"convert", os.fsencode(CHECKPOINT), b"-o", made, b"--force", b"--name", b"\xe9"]
     done = subprocess.run([COMMAND, *named], capture_output=True, timeout=120)
     assert done.returncode == 1
     assert done.stderr == b"error: the name '\\udce9' is not UTF-8; give another with --name\n"
