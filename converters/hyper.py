@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import ConversionError
-from .hyper_config import ARCHITECTURE, CSA, HyperConfig
+from ..gguf.arch.deepseek4 import CSA
+from .hyper_config import ARCHITECTURE, HyperConfig
 from .hyper_template import chat_template
 from .ledger import Ledger
 from .mla import Choices, Mtp

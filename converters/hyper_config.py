@@ -11,16 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ConversionError
+from ..gguf.arch.deepseek4 import CSA, HCA, SQRT_SOFTPLUS, STREAMS
 from .mla_config import Yarn, count, fp8_block, number, section
 from .tensors import Value
 
 __all__ = ["ARCHITECTURE", "HyperConfig"]
 
 ARCHITECTURE = "deepseek4"
-CSA, HCA = 4, 128
-"""Tokens to one compressed key, with a lightning indexer and without."""
-_STREAMS = 4
-_SQRT_SOFTPLUS = 4  # llama_expert_gating_func_type
 _FIXED = {"scoring_func": "sqrtsoftplus", "hidden_act": "silu", "tie_word_embeddings": False}
 
 
@@ -109,8 +106,8 @@ class HyperConfig:
     def _check(self) -> None:
         for is_wrong, why in (
             (
-                self.n_stream != _STREAMS,
-                f"hc_mult is {self.n_stream}, but llama.cpp runs {_STREAMS}",
+                self.n_stream != STREAMS,
+                f"hc_mult is {self.n_stream}, but llama.cpp runs {STREAMS}",
             ),
             (self.n_hash > self.n_layer, f"num_hash_layers is {self.n_hash} of {self.n_layer}"),
             (
@@ -154,7 +151,7 @@ class HyperConfig:
             "expert_used_count": self.n_expert_used,
             "expert_shared_count": self.n_shared,
             "expert_feed_forward_length": self.n_ff_expert,
-            "expert_gating_func": _SQRT_SOFTPLUS,
+            "expert_gating_func": SQRT_SOFTPLUS,
             "expert_weights_scale": self.routed_scale,
             "expert_weights_norm": self.normalise,
             "swiglu_clamp_exp": [self.clamp] * n_blocks,

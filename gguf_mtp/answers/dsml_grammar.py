@@ -6,7 +6,6 @@ with `strict` that is an error. Parameters come in the schema's order, like prop
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -26,23 +25,19 @@ _OF_TEXT = frozenset(["minLength", "maxLength", "pattern", "format"])
 _NOT_TEXT = frozenset(["number", "integer", "boolean", "array", "object", "null"])
 
 
-def spelled(grammars: Grammars, text: str) -> str:
-    """Lark for `text`, its markers as the tokens they are."""
-    pieces = re.split(f"({DSML})", text)
-    return " ".join(
-        grammars.marker(piece) if piece == DSML else quoted(piece) for piece in pieces if piece
-    )
+def _spelled(grammars: Grammars, text: str) -> str:
+    return grammars.spelled(text, (DSML,))
 
 
 def calls_rule(grammars: Grammars, heads: list[str], is_single: bool, begins: str) -> str:
     """Lark for calls, one of `heads` each. `begins`: what of the opening is not there yet, "all",
     "tag" (all but the first `<`) or "nothing"."""
     any_call = f"({' | '.join(heads)})"
-    next_call = spelled(grammars, CALL)
+    next_call = _spelled(grammars, CALL)
     more = "" if is_single else f" ({next_call} {any_call})*"
-    body = f"{any_call}{more} {spelled(grammars, CALLS_END)}"
+    body = f"{any_call}{more} {_spelled(grammars, CALLS_END)}"
     opening = {"all": f"\n\n{CALLS}\n{CALL}", "tag": f"{CALLS[1:]}\n{CALL}", "nothing": ""}[begins]
-    return f"{spelled(grammars, opening)} {body}".strip()
+    return f"{_spelled(grammars, opening)} {body}".strip()
 
 
 def call_rule(grammars: Grammars, index: int, function: Mapping[str, Any], head: str) -> str:
@@ -74,8 +69,8 @@ def call_rule(grammars: Grammars, index: int, function: Mapping[str, Any], head:
     if not properties and lenient:
         rules.append(f"parameter_{index}: {' | '.join(_any(grammars))}")
         parts.append(f"parameter_{index}*")
-    end = spelled(grammars, f"{CALL_END}\n")
-    body = " ".join([spelled(grammars, head) if head else "", *parts, '"\\n"?', end])
+    end = _spelled(grammars, f"{CALL_END}\n")
+    body = " ".join([_spelled(grammars, head) if head else "", *parts, '"\\n"?', end])
     return "\n".join([f"call_{index}: {body.strip()}", *rules])
 
 
@@ -83,7 +78,7 @@ def _forms(grammars: Grammars, name: str, schema: Any, lenient: bool) -> Iterato
     kinds = schema.get("type") if isinstance(schema, Mapping) else None
     kinds = {kinds} if isinstance(kinds, str) else set(kinds or ())
     values = _values(schema)
-    end = spelled(grammars, f"{PARAMETER_END}\n")
+    end = _spelled(grammars, f"{PARAMETER_END}\n")
     if values is not None:
         texts = [quoted(value) for value in values if isinstance(value, str)]
         if texts:
@@ -106,11 +101,11 @@ def _values(schema: Any) -> list[Any] | None:
 
 
 def _any(grammars: Grammars) -> Iterator[str]:
-    start, end = spelled(grammars, PARAMETER), spelled(grammars, f"{PARAMETER_END}\n")
+    start, end = _spelled(grammars, PARAMETER), _spelled(grammars, f"{PARAMETER_END}\n")
     for is_text, value in (("true", "text"), ("false", json_rule(True))):
         rest = quoted(f'" string="{is_text}">')
         yield f'{start} /[^"\\n]+/ {rest} {value} {end}'
 
 
 def _tag(grammars: Grammars, name: str, is_text: str) -> str:
-    return spelled(grammars, f'{PARAMETER}{name}" string="{is_text}">')
+    return _spelled(grammars, f'{PARAMETER}{name}" string="{is_text}">')

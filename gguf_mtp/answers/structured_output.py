@@ -119,46 +119,51 @@ def call_grammar(
 
     Raises `RequestError` that names the tool and the place.
     """
+    chosen = [
+        (i, tool["function"])
+        for i, tool in enumerate(calls.tools)
+        if calls.name in (None, tool["function"]["name"])
+    ]
+    heads = [f"call_{i}" for i, _ in chosen]
     if isinstance(calls.format, Dsml):
-        return _dsml_calls(grammars, calls, otherwise)
-    rules, heads = [], []
-    for i, tool in enumerate(calls.tools):
-        if calls.name in (None, tool["function"]["name"]):
-            rules.append(f"call_{i}: {_arguments(grammars, i, tool, calls, calls.format)}")
-            heads.append(f"call_{i}")
-    any_call = f"({' | '.join(heads)})"
-    fmt = calls.format
-    next_head = _spelled(grammars, fmt, fmt.between + CALL + fmt.before_name)
-    more = "" if calls.is_single else f" ({next_head} {any_call})*"
-    body = f"{any_call}{more} {grammars.marker(CALLS_END)}"
-    if not calls.has_begun:
-        head = _spelled(grammars, fmt, CALL + fmt.before_name)
-        body = f"{grammars.marker(CALLS)}? {head} {body}"  # some models leave the first one out
+        # Calls that a text may end in are bound from their marker on, which follows a `<`.
+        begins = "nothing" if calls.has_begun else "all" if otherwise is not None else "tag"
+        body = dsml_grammar.calls_rule(grammars, heads, calls.is_single, begins)
+        rules = [
+            dsml_grammar.call_rule(
+                grammars, i, function, "" if calls.name is not None else f'{function["name"]}">\n'
+            )
+            for i, function in chosen
+        ]
+        rules.append(dsml_grammar.TEXT)
+    else:
+        body = _calls(grammars, calls, calls.format, heads)
+        rules = [
+            f"call_{i}: {_arguments(grammars, i, function, calls, calls.format)}"
+            for i, function in chosen
+        ]
     start = f"start: {body}"
     if otherwise is not None:
         start += f" | {json_rule(otherwise.source, otherwise.lenient)}"
     return grammars.compile("\n".join([start, *rules]))
 
 
-def _dsml_calls(grammars: Grammars, calls: Calls, otherwise: OutputFormat | None) -> Grammar:
-    rules, heads = [], []
-    for i, tool in enumerate(calls.tools):
-        function = tool["function"]
-        if calls.name in (None, function["name"]):
-            head = "" if calls.name is not None else f'{function["name"]}">\n'
-            rules.append(dsml_grammar.call_rule(grammars, i, function, head))
-            heads.append(f"call_{i}")
-    # Calls that a text may end in are bound from their marker on, which follows a `<`.
-    begins = "nothing" if calls.has_begun else "all" if otherwise is not None else "tag"
-    start = f"start: {dsml_grammar.calls_rule(grammars, heads, calls.is_single, begins)}"
-    if otherwise is not None:
-        start += f" | {json_rule(otherwise.source, otherwise.lenient)}"
-    return grammars.compile("\n".join([start, *rules, dsml_grammar.TEXT]))
+def _calls(grammars: Grammars, calls: Calls, fmt: ToolFormat, heads: list[str]) -> str:
+    """Lark for calls, one of `heads` each."""
+    any_call = f"({' | '.join(heads)})"
+    next_head = grammars.spelled(fmt.between + CALL + fmt.before_name, fmt.markers)
+    more = "" if calls.is_single else f" ({next_head} {any_call})*"
+    body = f"{any_call}{more} {grammars.marker(CALLS_END)}"
+    if calls.has_begun:
+        return body
+    head = grammars.spelled(CALL + fmt.before_name, fmt.markers)
+    return f"{grammars.marker(CALLS)}? {head} {body}"  # some models leave the first one out
 
 
-def _arguments(grammars: Grammars, index: int, tool: Tool, calls: Calls, fmt: ToolFormat) -> str:
+def _arguments(
+    grammars: Grammars, index: int, function: Mapping[str, Any], calls: Calls, fmt: ToolFormat
+) -> str:
     """Lark for what follows the beginning of a call: the name, where it is open, and the rest."""
-    function = tool["function"]
     schema = dict(function.get("parameters") or {})
     if schema.setdefault("type", "object") != "object":
         field = f"tools[{index}].function.parameters"
@@ -170,18 +175,8 @@ def _arguments(grammars: Grammars, index: int, tool: Tool, calls: Calls, fmt: To
         raise RequestError(f"tools[{index}].function.parameters: {error}") from None
     head = "" if calls.name is not None else function["name"] + fmt.after_name
     parts = (
-        _spelled(grammars, fmt, head),
+        grammars.spelled(head, fmt.markers),
         json_rule(schema, lenient),
-        _spelled(grammars, fmt, fmt.after_arguments),
+        grammars.spelled(fmt.after_arguments, fmt.markers),
     )
     return " ".join(part for part in parts if part)
-
-
-def _spelled(grammars: Grammars, fmt: ToolFormat, text: str) -> str:
-    """Lark for `text`, its markers as the tokens they are."""
-    pieces = re.split(f"({'|'.join(map(re.escape, fmt.markers))})", text)
-    return " ".join(
-        grammars.marker(piece) if piece in fmt.markers else quoted(piece)
-        for piece in pieces
-        if piece
-    )

@@ -19,13 +19,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gguf_mtp.chat.markers import Seeker
-from gguf_mtp.chat.tool_calls import CallArguments, CallStart, Content, Event
+from gguf_mtp.chat.tool_calls import CallArguments, CallStart, Content, Event, say
 
 __all__ = ["DSML", "Dsml", "DsmlParser"]
 
 DSML = "｜DSML｜"
-
-
 CALLS, CALLS_END = f"<{DSML}tool_calls>", f"</{DSML}tool_calls>"
 CALL, CALL_END = f'<{DSML}invoke name="', f"</{DSML}invoke>"
 PARAMETER, PARAMETER_END = f'<{DSML}parameter name="', f"</{DSML}parameter>"
@@ -39,16 +37,15 @@ class Dsml:
 
     def opening(self, name: str | None) -> str:
         """The beginning of an answer that calls the tool `name`; any tool without one."""
-        start = f'\n\n<{DSML}tool_calls>\n<{DSML}invoke name="'
+        start = f"\n\n{CALLS}\n{CALL}"
         return start if name is None else f'{start}{name}">\n'
 
     def instructions(self, tools: Sequence[Mapping[str, Any]]) -> str:
         """What a system prompt says about `tools`, for templates that say nothing."""
         listed = [json.dumps(tool["function"], ensure_ascii=False) for tool in tools]
         call = (
-            f'<{DSML}tool_calls>\n<{DSML}invoke name="NAME">\n'
-            f'<{DSML}parameter name="KEY" string="true|false">VALUE</{DSML}parameter>\n'
-            f"</{DSML}invoke>\n</{DSML}tool_calls>"
+            f'{CALLS}\n{CALL}NAME">\n{PARAMETER}KEY" string="true|false">VALUE{PARAMETER_END}\n'
+            f"{CALL_END}\n{CALLS_END}"
         )
         return (
             "## Tools\n\nYou may call these functions, written exactly like this:\n"
@@ -102,7 +99,7 @@ class DsmlParser:
             return self._tag(text, events)
         found = self._seeker.add(text)
         if self._state == "content":
-            self._say(found.before, events)
+            self._held = say(self._held + found.before, events)
         else:
             self._value(found.before, events)
         if found.marker is None:
@@ -111,13 +108,6 @@ class DsmlParser:
             self._argue('"' if self._is_text else "", events)
         self._state, self._held = "call" if self._state == "value" else "calls", ""
         return found.after
-
-    def _say(self, text: str, events: list[Event]) -> None:
-        known = self._held + text
-        shown = known.rstrip()
-        self._held = known[len(shown) :]
-        if shown:
-            events.append(Content(shown))
 
     def _tag(self, text: str, events: list[Event]) -> str:
         self._held += text

@@ -94,6 +94,14 @@ Event = Content | CallStart | CallArguments
 _State = Literal["content", "between", "head", "arguments", "nameless"]
 
 
+def say(text: str, events: list[Event]) -> str:
+    """Puts `text` out as content, but for its last whitespace: calls that follow drop that."""
+    shown = text.rstrip()
+    if shown:
+        events.append(Content(shown))
+    return text[len(shown) :]
+
+
 class ToolCallParser:
     """Reads both formats from a text that comes in pieces.
 
@@ -118,7 +126,7 @@ class ToolCallParser:
         while text and not self.is_done:
             found = self._seeker.add(text)
             if self._state == "content":
-                self._say(found.before, events)
+                self._held = say(self._held + found.before, events)
             elif self._state == "head":
                 self._read_head(found, events)
             elif self._state == "arguments":
@@ -140,13 +148,6 @@ class ToolCallParser:
             self._argue(held, events)
         self.is_done = True
         return events
-
-    def _say(self, text: str, events: list[Event]) -> None:
-        known = self._held + text
-        shown = known.rstrip()
-        self._held = known[len(shown) :]
-        if shown:
-            events.append(Content(shown))
 
     def _read_head(self, found: Found, events: list[Event]) -> None:
         """Up to the brace that opens the arguments, or to the call's end when it has none."""

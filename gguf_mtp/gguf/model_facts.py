@@ -141,11 +141,9 @@ def _facts(header: Header, path: str) -> ModelFacts:
 
 def _why_draft(hparams: Hparams, n_layer: int) -> str:
     found = f"blk.{n_layer} is an MTP block that llama.cpp can run"
-    if not cache_layout.is_recurrent(hparams.arch):
+    if not cache_layout.is_recurrent(hparams.arch) or hparams.arch == "deepseek4":
         return found
     n_states = cache_layout.kept(hparams.kv, hparams.arch, n_layer).count("state")
-    if hparams.arch == "deepseek4":
-        return found
     size = n_states * cache_layout.state_bytes(hparams.kv, hparams.arch) / (1 << 20)
     return (
         f"{found}; {n_states} of {n_layer} layers are recurrent, so each sequence keeps a state of "

@@ -134,6 +134,13 @@ class Grammars:
         token = self.token(text)
         return quoted(text) if token is None else f"<[{token}]>"
 
+    def spelled(self, text: str, markers: Sequence[str]) -> str:
+        """Lark for `text`, each of `markers` in it as the token it is."""
+        pieces = re.split(f"({'|'.join(map(re.escape, markers))})", text)
+        return " ".join(
+            self.marker(piece) if piece in markers else quoted(piece) for piece in pieces if piece
+        )
+
     def _read(self) -> _Tables:
         with self._lock:
             if self._tables is None:

@@ -18,8 +18,8 @@ __all__ = ["bytes_per_cell", "cache_bytes", "row_bytes", "why_not_draft", "why_n
 
 CSA, HCA = 4, 128
 """Tokens to one compressed key: with a lightning indexer, and without."""
-_STREAMS = 4
-_SQRT_SOFTPLUS = 4
+STREAMS = 4
+SQRT_SOFTPLUS = 4  # llama_expert_gating_func_type
 _CELLS = 256
 F32 = 4
 
@@ -55,7 +55,7 @@ def why_not_run(header: Header, hparams: Hparams) -> str | None:
     ratios = {*s.ratios} - {0, CSA, HCA}
     for is_wrong, why in (
         (ratios, f"its compress_ratios hold {sorted(ratios)}, but must be 0, {CSA} or {HCA}"),
-        (streams != _STREAMS, f"it has {streams} residual streams, but llama.cpp runs {_STREAMS}"),
+        (streams != STREAMS, f"it has {streams} residual streams, but llama.cpp runs {STREAMS}"),
         (s.head != value, f"its heads have {s.head} key and {value} value dimensions"),
         (hparams.count("attention.head_count_kv", 1) != 1, "it has more than one key per token"),
         (
@@ -68,7 +68,7 @@ def why_not_run(header: Header, hparams: Hparams) -> str | None:
         ),
         (not s.window, "its sliding window has no rows"),
         (
-            hparams.count("expert_gating_func", 0) != _SQRT_SOFTPLUS,
+            hparams.count("expert_gating_func", 0) != SQRT_SOFTPLUS,
             "its experts' gating function is not sqrtsoftplus",
         ),
     ):
@@ -136,7 +136,7 @@ def row_bytes(hparams: Hparams, n_cells: int) -> int:
     the indexer's score for every compressed key."""
     n_embd = hparams.count("embedding_length")
     scores = hparams.count("attention.indexer.head_count") * _padded(-(-n_cells // CSA))
-    return F32 * (4 * _STREAMS * n_embd + scores)
+    return F32 * (4 * STREAMS * n_embd + scores)
 
 
 def bytes_per_cell(hparams: Hparams, value: float) -> int:
