@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -125,58 +125,36 @@ def convert(
     ],
 ) -> None:
     """Convert a DeepSeek-V3-class checkpoint, MTP block included, to GGUF in one pass."""
-    from ..converters.convert import check_place, side_path
+    from ..converters.convert import check_place, plan, write
+    from ..converters.resume_file import refuse_replacing
 
     options = _options(source, form_args, work_args)
     say = _nothing if work_args.quiet else typer.echo
     out = form_args.out or _default(Path(source), options)
     check_place(out)
     folder, storage = _locate(source, options, form_args.remote, work_args.quiet)
-    run = _Run(folder, storage, work_args, say)
-    account, n_bytes, first = run.convert(out, options)
-    if account.has_side:
-        side = side_path(out)
-        say(f"\nits MTP block, which must be a file of its own: {side}")
-        run.convert(side, replace(options, mtp="only"))
-    if work_args.dry_run:
+    is_real = not work_args.dry_run
+    with plan(folder, options, storage) as job:
+        if form_args.out is None and job.account.is_dspark:
+            out = out.with_name(out.name.replace("mtp-", "dspark-", 1))
+        outputs = job.outputs(out)
+        for path, output in outputs:  # before hours are spent
+            refuse_replacing(path, work_args.force or not is_real, work_args.resume)
+            if not is_real:
+                for placed in output.tensors:
+                    say(_line(placed))
+        say(_before(job, options))
+        if is_real:
+            with _interruptible(out), conversion_bar(work_args.quiet) as progress:
+                write(job, out, options, progress)
+        for path, output in outputs:
+            say(_account(path, output.account, "has" if is_real else "would have"))
+    if not is_real:
         return
     if form_args.mtp is Mtp.only:
         say(f"use it with --draft-model {out}, or put it in the model's folder")
-    elif work_args.verify or (work_args.verify is None and n_bytes < _VERIFY_BELOW):
-        _verify(first, account, options, say)
-
-
-class _Run(NamedTuple):
-    """Conversions of one checkpoint."""
-
-    folder: Path
-    storage: Shards | None
-    work: WorkArgs
-    say: Callable[[str], None]
-
-    def convert(self, out: Path, options: ConvertOptions) -> tuple[Account, int, Path]:
-        """What became of everything, the bytes written, and the first file."""
-        from ..converters.convert import plan, side_path, write
-        from ..converters.resume_file import refuse_replacing
-
-        is_real = not self.work.dry_run
-        is_allowed = self.work.force or self.work.resume or not is_real
-        refuse_replacing(out, is_allowed)
-        with plan(self.folder, options, self.storage) as job:
-            if job.account.has_side:  # before hours are spent on the trunk
-                refuse_replacing(side_path(out), is_allowed)
-                if self.storage is None:  # a hub's shards are open only once
-                    with plan(self.folder, replace(options, mtp="only")):
-                        pass
-            if not is_real:
-                for placed in job.tensors:
-                    self.say(_line(placed))
-            self.say(_before(job, options))
-            if is_real:
-                with _interruptible(out), conversion_bar(self.work.quiet) as progress:
-                    write(job, out, options, progress)
-            self.say(_account(out, job.account, "has" if is_real else "would have"))
-            return job.account, job.n_bytes, job.files(out)[0].path
+    elif work_args.verify or (work_args.verify is None and job.n_bytes < _VERIFY_BELOW):
+        _verify(job, out, options, say)
 
 
 def _options(source: str, form: FormArgs, work: WorkArgs) -> ConvertOptions:
@@ -284,23 +262,33 @@ def _account(out: Path, a: Account, verb: str) -> str:
             f"  dropped {first[reason]}{f' and {n - 1:,} more' if n > 1 else ''}: {reason}"
             for reason, n in reasons.items()
         ),
-        f"MTP block: blk.{a.mtp_block}, {a.mtp_bytes:,} bytes"
-        if a.mtp_block is not None
-        else f"MTP block: {'in a file of its own' if a.has_side else 'none'}",
+        _drafter(a),
         *(f"note: {note}" for note in a.notes),
     ]
     return "\n".join(lines)
 
 
+def _drafter(a: Account) -> str:
+    if a.is_dspark:
+        return f"DSpark drafter, {a.n_bytes:,} bytes"
+    if a.side == "dspark":
+        return "DSpark drafter: in a file of its own"
+    if a.mtp_block is not None:
+        return f"MTP block: blk.{a.mtp_block}, {a.mtp_bytes:,} bytes"
+    return f"MTP block: {'in a file of its own' if a.side else 'none'}"
+
+
 def _verify(
-    out: Path, account: Account, options: ConvertOptions, say: Callable[[str], None]
+    job: ConversionJob, out: Path, options: ConvertOptions, say: Callable[[str], None]
 ) -> None:
     from ..errors import ConversionError
     from .selftest import self_test
 
-    result = self_test(out, account.mtp_block is not None, options.n_threads)
+    account, first = job.account, job.main.files(out)[0].path
+    drafter = account.side or (None if account.mtp_block is None else "mtp")
+    result = self_test(first, drafter, options.n_threads)
     say(f"self-test: {result.sentence}")
     if result.is_broken:
         raise ConversionError(
-            f"{out} is written, but its MTP block is broken: {result.drafted} drafts, none accepted"
+            f"{first} is written, but its drafter is broken: {result.drafted} drafts, none accepted"
         )

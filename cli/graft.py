@@ -68,7 +68,7 @@ def graft(
     from ..converters.resume_file import refuse_replacing
 
     options = _options(split_max_size, resume, force)
-    refuse_replacing(out, resume or force)
+    refuse_replacing(out, force, resume)
     with _copying(out, quiet) as report:
         done = join(base, mtp, out, options, report)
     say = _say(quiet)
@@ -93,7 +93,7 @@ def extract(
     from ..converters.resume_file import refuse_replacing
 
     options = _options(split_max_size, resume, force)
-    refuse_replacing(out, resume or force)
+    refuse_replacing(out, force, resume)
     with _copying(out, quiet) as report:
         done = take(model, out, options, report)
     _say(quiet)(_account(done))
@@ -132,7 +132,7 @@ def _verify(path: Path, say: Callable[[str], None]) -> None:
     from ..errors import ConversionError
     from .selftest import self_test
 
-    result = self_test(path, has_mtp=True, n_threads=0)
+    result = self_test(path, "mtp", n_threads=0)
     say(f"self-test: {result.sentence}")
     if result.is_broken:
         raise ConversionError(

@@ -35,7 +35,7 @@ def inspect(
     ] = False,
 ) -> None:
     """Show what a model file contains, and whether its MTP block can draft."""
-    from ..gguf import side_file
+    from ..drafters.registry import drafter_beside, label_of
     from ..gguf.missing_keys import missing_keys
     from ..gguf.model_facts import is_side_file, read_any, summary
 
@@ -47,11 +47,11 @@ def inspect(
     found = summary(facts)
     if not is_side_file(facts):
         found["missing_keys"] = list(missing_keys(facts))
-        side = None if facts.can_draft else side_file.find(facts)[0]
+        name, side = ("", None) if facts.can_draft else drafter_beside(facts)
         if side is not None:
             found |= {
                 "can_draft": True,
-                "reason": f"{Path(side.path).name} next to it holds its MTP block",
+                "reason": f"{Path(side.path).name} next to it holds {label_of(name)}",
             }
         found["side_file"] = side.path if side else None
         found["placement"] = _placement(facts, side)

@@ -1,4 +1,4 @@
-"""Does a converted file run, and does its MTP block draft? Decodes with and without it.
+"""Does a converted file run, and does its drafter draft? Decodes with and without it.
 
 A block with a silent mistake (two inputs swapped, a norm forgotten) loads and runs; only nothing
 that it drafts is ever accepted.
@@ -7,7 +7,7 @@ that it drafts is ever accepted.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from ..session import Session
@@ -62,12 +62,13 @@ class _Answers(NamedTuple):
     stats: Stats
 
 
-def self_test(path: Path, has_mtp: bool, n_threads: int) -> SelfTest:
-    """Loads `path` once or twice. Raises `ModelError` when it does not run."""
-    if not has_mtp:
+def self_test(path: Path, drafter: str | None, n_threads: int) -> SelfTest:
+    """Loads `path` once or twice; `drafter` names the one that it has, in the file or beside it.
+    Raises `ModelError` when it does not run."""
+    if drafter is None:
         plain = _decode(path, "off", n_threads, 4)
         return SelfTest(sum(map(len, plain.tokens)), None, 0, 0)
-    drafting = _decode(path, "mtp", n_threads, len(_PROMPTS))
+    drafting = _decode(path, drafter, n_threads, len(_PROMPTS))
     plain = _decode(path, "off", n_threads, len(drafting.tokens))
     ours, theirs = ([t for answer in a.tokens for t in answer] for a in (drafting, plain))
     n = max(len(ours), len(theirs))
@@ -75,7 +76,7 @@ def self_test(path: Path, has_mtp: bool, n_threads: int) -> SelfTest:
     return SelfTest(len(theirs), differs_at, drafting.stats.drafted, drafting.stats.accepted)
 
 
-def _decode(path: Path, draft: Literal["off", "mtp"], n_threads: int, n_prompts: int) -> _Answers:
+def _decode(path: Path, draft: str, n_threads: int, n_prompts: int) -> _Answers:
     """Greedy answers, with drafting only as many as are needed to judge it."""
     from ..loading.loader import LoadOptions, load
     from ..params import SamplingParams
@@ -95,7 +96,7 @@ def _decode(path: Path, draft: Literal["off", "mtp"], n_threads: int, n_prompts:
             answers.append(tokens)
             n_tokens = sum(map(len, answers))
             if (
-                draft == "mtp"
+                draft != "off"
                 and n_tokens >= _N_TOKENS
                 and (total.accepted or total.drafted >= _N_DRAFTS)
             ):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +15,15 @@ from typing import NamedTuple
 from ..types import Floats
 from . import estimate, output_shards
 from .gguf_file import TypedTensor
-from .planning import Account, ConversionJob, ConvertOptions, Shard, needs_importance, plan
+from .planning import (
+    Account,
+    ConversionJob,
+    ConvertOptions,
+    Shard,
+    needs_importance,
+    plan,
+    side_path,
+)
 from .quantize import Encoder, Ggml, tasks
 from .resume_file import Leftovers, PartialFile, check_place
 from .row_reader import RowReader
@@ -51,27 +58,20 @@ def convert(
     progress: Callable[[Progress], None] | None = None,
 ) -> Account:
     """Write the checkpoint in the folder `source` as the GGUF file `out`, replacing it when whole;
-    and its MTP block beside it (`side_path`) where that cannot be part of it.
+    and its drafter beside it (`side_path`) where that cannot be part of it.
 
     Raises `ConversionError` with the file, key or tensor in it. Nothing is written when the
     checkpoint is at fault; when a disk is, what was written stays as `out`.partial for `resume`.
     """
     check_place(out)
     with plan(source, options) as job:
-        for note in job.account.notes:
-            logger.info("%s", note)
-        for name, reason in job.account.dropped.items():
-            logger.info("dropped %s: %s", name, reason)
+        for _, output in job.outputs(out):
+            for note in output.account.notes:
+                logger.info("%s", note)
+            for name, reason in output.account.dropped.items():
+                logger.info("dropped %s: %s", name, reason)
         write(job, out, options, progress)
-        account = job.account
-    if account.has_side:
-        convert(source, side_path(out), replace(options, mtp="only"), progress)
-    return account
-
-
-def side_path(out: Path) -> Path:
-    """Where the MTP block of the model in `out` is found, if it is a file of its own."""
-    return out.with_name(f"mtp-{out.name}")
+        return job.account
 
 
 def write(
@@ -80,7 +80,7 @@ def write(
     options: ConvertOptions,
     progress: Callable[[Progress], None] | None = None,
 ) -> None:
-    """Carry a planned conversion out."""
+    """Carry a planned conversion out: every file of it, or none."""
     files = job.files(out)
     if not options.force:
         estimate.check_disk(out, [file.path for file in files], job.n_bytes)

@@ -2,8 +2,8 @@
 
 Names and shapes are those of llama.cpp's `deepseek4` graph. An MTP block becomes a file of its own
 whatever is asked for: it has an `hc_head` of its own, which that graph reads under the trunk's
-name. What V4 checkpoints hold under `mtp.*` is told apart by its tensors; configurations of DSpark
-releases name an MTP block that is not there.
+name. So do the stages of DSpark, which draft whole blocks (llama.cpp's `dflash` graph). Which of
+the two V4 checkpoints hold under `mtp.*` is told by its tensors.
 
 It knows nothing of types, quantisation or files.
 """
@@ -16,11 +16,11 @@ from typing import Any
 
 from ..errors import ConversionError
 from ..gguf.arch.deepseek4 import CSA
-from .hyper_config import ARCHITECTURE, HyperConfig
+from .hyper_config import ARCHITECTURE, STAGES_ARCHITECTURE, Dspark, HyperConfig
 from .hyper_template import chat_template
 from .ledger import Ledger
 from .mla import Choices, Mtp
-from .tensors import Adapted, Books, OutputTensor, Source, SourceRows, Weight
+from .tensors import Adapted, Books, OutputTensor, Side, Source, SourceRows, Value, Weight
 
 __all__ = ["adapt", "needs"]
 
@@ -28,6 +28,7 @@ _ROOT = {"embed.weight": "token_embd", "norm.weight": "output_norm", "head.weigh
 _MTP, _DSPARK = "mtp.0.e_proj.weight", "mtp.0.main_proj.weight"
 _VISION = ("aligner.", "image_", "vision.")
 _HEAD_PARTS = ("fn", "base", "scale")
+_LABEL = {"mtp": "MTP block", "dspark": "DSpark drafter"}
 
 
 def needs(_: Mapping[str, Any], mtp: Mtp, name: str) -> bool:
@@ -40,68 +41,44 @@ def scale_name(name: str) -> str:
 
 
 def adapt(checkpoint: Source, choices: Choices, *, books: Books | None = None) -> Adapted:
-    """As `mla.adapt`. With `mtp` "keep" the trunk; `Adapted.has_side` says that a run with "only"
-    has the rest to write."""
+    """As `mla.adapt`. With `mtp` "keep" the trunk; `Adapted.side` names the drafter that a run with
+    "only" has to write."""
     h = HyperConfig.read(checkpoint.config)
-    ledger = books or Ledger(checkpoint.tensors, h.fp8_block, scale_name)
-    has_block, has_dspark = (name in checkpoint.tensors for name in (_MTP, _DSPARK))
-    builder = _Builder(h, ledger)
-    if choices.mtp == "only":
-        if not has_block:
-            what = "a DSpark drafter, which is not supported yet," if has_dspark else "no MTP block"
-            raise ConversionError(f"the checkpoint holds {what} to write (--mtp only)")
-        builder.side_file()
-        builder.leave_out(checkpoint, "layers.", "the trunk is left out (--mtp only)")
-        builder.leave_out(checkpoint, "hc_head_", "the MTP block has its own")
-    else:
-        builder.trunk()
-        builder.leave_out(checkpoint, "mtp.", _reason(choices.mtp, has_block, has_dspark))
-    for prefix in _VISION:
-        builder.leave_out(checkpoint, prefix, "llama.cpp's text model has no images")
-    written, merged = ledger.settle()
-    is_side = choices.mtp == "only"
-    kv = {f"{ARCHITECTURE}.{key}": v for key, v in h.metadata(has_block=is_side).items()}
-    return Adapted(
-        architecture=ARCHITECTURE,
-        kv=kv,
-        tensors=tuple(builder.outputs),
-        mtp_block=h.n_layer if is_side else None,
-        n_written=written,
-        n_merged=merged,
-        dropped=ledger.dropped,
-        notes=tuple(_notes(choices.mtp, has_block, has_dspark)),
-        has_side=has_block and choices.mtp == "keep",
-        chat_template=chat_template,
-    )
+    builder = _Builder(h, books or Ledger(checkpoint.tensors, h.fp8_block, scale_name), checkpoint)
+    side = _drafter(checkpoint)
+    if choices.mtp != "only":
+        return builder.trunk(side, choices.mtp)
+    if side is None:
+        raise ConversionError("the checkpoint holds no MTP block to write (--mtp only)")
+    return builder.side_file() if side == "mtp" else builder.stages()
 
 
-def _reason(mtp: Mtp, has_block: bool, has_dspark: bool) -> str:
-    if mtp == "drop":
-        return "the MTP block is left out (--mtp drop)"
-    if has_dspark:
-        return "DSpark drafters are not supported yet"
-    return "the MTP block is a file of its own" if has_block else "it is no MTP block"
-
-
-def _notes(mtp: Mtp, has_block: bool, has_dspark: bool) -> Iterator[str]:
-    if has_dspark:
-        yield "the checkpoint's drafter is DSpark, which is not supported yet: copies draft"
-    elif not has_block and mtp == "keep":
-        yield "no MTP block: copies draft"
+def _drafter(checkpoint: Source) -> Side | None:
+    """What `mtp.*` is: configurations of DSpark releases name an MTP block that is not there."""
+    if _DSPARK in checkpoint.tensors:
+        return "dspark"
+    return "mtp" if _MTP in checkpoint.tensors else None
 
 
 @dataclass(slots=True)
 class _Builder:
     h: HyperConfig
     books: Books
+    checkpoint: Source
     outputs: list[OutputTensor] = field(default_factory=list)
 
-    def trunk(self) -> None:
+    def trunk(self, side: Side | None, mtp: Mtp) -> Adapted:
+        h = self.h
         self._root("")
-        for i in range(self.h.n_layer):
-            self._layer(f"layers.{i}.", i, self.h.ratios[i], is_hash=i < self.h.n_hash)
+        for i in range(h.n_layer):
+            self._layer(f"layers.{i}.", i, h.ratios[i], is_hash=i < h.n_hash)
+        why = "it is no drafter" if side is None else f"the {_LABEL[side]} is a file of its own"
+        self._leave_out("mtp.", "the drafter is left out (--mtp drop)" if mtp == "drop" else why)
+        notes = ("no MTP block: copies draft",) if side is None and mtp == "keep" else ()
+        kept = side if mtp == "keep" else None
+        return self._adapted(h.metadata(has_block=False), side=kept, notes=notes)
 
-    def side_file(self) -> None:
+    def side_file(self) -> Adapted:
         """The block, with embedding, norm and head, and its own way from streams to one row."""
         h, i = self.h, self.h.n_layer
         self._root("mtp.0.")
@@ -114,9 +91,67 @@ class _Builder:
         self.outputs.append(OutputTensor(f"blk.{i}.nextn.eh_proj.weight", shape, both, beside=True))
         for name, source in (("enorm", "enorm"), ("hnorm", "hnorm"), ("shared_head_norm", "norm")):
             self._plain(f"blk.{i}.nextn.{name}.weight", f"mtp.0.{source}.weight", (h.n_embd,))
+        self._leave_out("layers.", "the trunk is left out (--mtp only)")
+        self._leave_out("hc_head_", "the MTP block has its own")
+        return self._adapted(h.metadata(has_block=True), mtp_block=i)
 
-    def leave_out(self, checkpoint: Source, prefix: str, reason: str) -> None:
-        for name in checkpoint.tensors:
+    def stages(self) -> Adapted:
+        """DSpark: its stages, what fuses the trunk's layers, and its Markov and confidence heads;
+        embedding and head are the trunk's."""
+        h = self.h
+        numbers = {
+            int(name.split(".")[1]) for name in self.checkpoint.tensors if name.startswith("mtp.")
+        }
+        d = Dspark.read(self.checkpoint.config, n_stage=max(numbers) + 1)
+        for i in range(d.n_stage):
+            self._layer(f"mtp.{i}.", i, 0, is_hash=False)
+        last, n_embd = f"mtp.{d.n_stage - 1}.", h.n_embd
+        fused = (n_embd, len(d.layer_inputs) * n_embd)
+        self._plain("fc.weight", "mtp.0.main_proj.weight", fused)
+        self._plain("enc.output_norm.weight", "mtp.0.main_norm.weight", (n_embd,))
+        self._plain("output_norm.weight", f"{last}norm.weight", (n_embd,))
+        self._streams("output_hc", f"{last}hc_head", h.n_stream, 1)
+        for i in (1, 2):
+            markov = f"{last}markov_head.markov_w{i}.weight"
+            self._plain(f"markov_w{i}.weight", markov, (h.n_vocab, d.rank))
+        sure = f"{last}confidence_head.proj.weight"
+        self._plain("conf_proj.weight", sure, (1, n_embd + d.rank))
+        for prefix in ("layers.", *_ROOT, "hc_head_"):
+            self._leave_out(prefix, "the trunk is left out (--mtp only)")
+        return self._adapted(h.stages_metadata(d), mask=d.mask)
+
+    def _adapted(
+        self,
+        kv: Mapping[str, Value],
+        mtp_block: int | None = None,
+        side: Side | None = None,
+        mask: int | None = None,
+        notes: tuple[str, ...] = (),
+    ) -> Adapted:
+        for prefix in _VISION:
+            self._leave_out(prefix, "llama.cpp's text model has no images")
+        written, merged = self.books.settle()
+        is_dspark = mask is not None
+        architecture = STAGES_ARCHITECTURE if is_dspark else ARCHITECTURE
+        named = {f"{architecture}.{key}": value for key, value in kv.items()}
+        if mask is not None:
+            named["tokenizer.ggml.mask_token_id"] = mask
+        return Adapted(
+            architecture=architecture,
+            kv=named,
+            tensors=tuple(self.outputs),
+            mtp_block=mtp_block,
+            n_written=written,
+            n_merged=merged,
+            dropped=self.books.dropped,
+            notes=notes,
+            side=side,
+            is_dspark=is_dspark,
+            chat_template=None if is_dspark else chat_template,
+        )
+
+    def _leave_out(self, prefix: str, reason: str) -> None:
+        for name in self.checkpoint.tensors:
             if name.startswith(prefix):
                 self.books.drop(name, reason)
 
@@ -189,9 +224,11 @@ class _Builder:
             self.books.drop(f"{source}gate.bias", "a hash layer looks its experts up by token")
         else:
             self._plain(f"{blk}exp_probs_b.bias", f"{source}gate.bias", (h.n_expert,))
-        self.books.drop(
-            f"{source}gate.bias_vl", "it routes the rows of images, which are not converted"
-        )
+        images = f"{source}gate.bias_vl"
+        if source.startswith("layers.") and self.books.has(images):
+            self._plain(f"{blk}exp_probs_b_vl.bias", images, (h.n_expert,))
+        else:
+            self.books.drop(images, "llama.cpp drafts no images")
 
     def _experts(self, source: str, blk: str) -> None:
         h = self.h

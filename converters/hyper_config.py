@@ -1,24 +1,65 @@
-"""config.json of DeepSeek-V4 -> `HyperConfig` and GGUF metadata, or one sentence why not.
+"""config.json of DeepSeek-V4 -> `HyperConfig`, `Dspark` and GGUF metadata, or a sentence why not.
 
 A value the run time would treat otherwise than the configuration asks is an error here. It knows
-nothing of tensors. Keys and their meaning: llama.cpp's `src/models/deepseek4.cpp`.
+nothing of tensors. Keys and their meaning: llama.cpp's `src/models/deepseek4.cpp` and
+`dflash.cpp`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import ConversionError
 from ..gguf.arch.deepseek4 import CSA, HCA, SQRT_SOFTPLUS, STREAMS
 from .mla_config import Yarn, count, fp8_block, number, section
 from .tensors import Value
 
-__all__ = ["ARCHITECTURE", "HyperConfig"]
+__all__ = ["ARCHITECTURE", "STAGES_ARCHITECTURE", "Dspark", "HyperConfig"]
 
 ARCHITECTURE = "deepseek4"
+STAGES_ARCHITECTURE = "dflash"
 _FIXED = {"scoring_func": "sqrtsoftplus", "hidden_act": "silu", "tie_word_embeddings": False}
+
+
+class Dspark(NamedTuple):
+    """DSpark's own numbers: `n_stage` layers draft blocks of `block_size` tokens from what the
+    trunk's layers `layer_inputs` read; `mask` is the token that stands for one yet to be drafted,
+    `rank` the width of the Markov head."""
+
+    n_stage: int
+    block_size: int
+    mask: int
+    rank: int
+    layer_inputs: tuple[int, ...]
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any], n_stage: int) -> Dspark:
+        """Raises `ConversionError` with the key and its value."""
+        n_layer = count(config, "num_hidden_layers", maximum=511)
+        outputs = config.get("dspark_target_layer_ids")
+        if not (
+            isinstance(outputs, list)
+            and outputs
+            and all(type(i) is int and 0 <= i < n_layer for i in outputs)
+        ):
+            raise ConversionError(
+                f"config.json: dspark_target_layer_ids is {outputs!r:.60}, but must name some of "
+                f"{n_layer} layers"
+            )
+        mask, n_vocab = count(config, "dspark_noise_token_id"), count(config, "vocab_size")
+        if mask >= n_vocab:
+            raise ConversionError(
+                f"config.json: dspark_noise_token_id is {mask}, but there are {n_vocab} tokens"
+            )
+        return cls(
+            n_stage,
+            count(config, "dspark_block_size", maximum=256),
+            mask,
+            count(config, "dspark_markov_rank"),
+            tuple(i + 1 for i in outputs),  # a layer's output is what the next one reads
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +164,24 @@ class HyperConfig:
                 raise ConversionError(f"config.json: {why}")
 
     def metadata(self, has_block: bool) -> dict[str, Value]:
-        """GGUF keys without the architecture's prefix, of the trunk or of a side file."""
-        n_blocks = self.n_layer + has_block
+        """GGUF keys without the architecture's prefix, of the trunk or of an MTP side file."""
+        kv = self._layers([*self.ratios, *([0] * has_block)], self.n_hash)
+        kv["embedding_length_out"] = self.n_embd * self.n_stream
+        if has_block:
+            kv["nextn_predict_layers"] = 1
+        return kv
+
+    def stages_metadata(self, dspark: Dspark) -> dict[str, Value]:
+        """The same of DSpark's stages: layers that attend to a window alone."""
+        kv = self._layers([0] * dspark.n_stage, n_hash=0)
+        return kv | {"block_size": dspark.block_size, "target_layers": list(dspark.layer_inputs)}
+
+    def _layers(self, ratios: Sequence[int], n_hash: int) -> dict[str, Value]:
+        n_blocks = len(ratios)
         kv: dict[str, Value] = {
             "block_count": n_blocks,
             "context_length": self.n_ctx,
             "embedding_length": self.n_embd,
-            "embedding_length_out": self.n_embd * self.n_stream,
             "vocab_size": self.n_vocab,
             "attention.head_count": self.n_head,
             "attention.head_count_kv": 1,
@@ -138,7 +190,7 @@ class HyperConfig:
             "attention.layer_norm_rms_epsilon": self.rms_eps,
             "attention.q_lora_rank": self.q_rank,
             "attention.sliding_window": self.window,
-            "attention.compress_ratios": [*self.ratios, *([0] * has_block)],
+            "attention.compress_ratios": list(ratios),
             "attention.compress_rope_freq_base": self.compress_rope_base,
             "attention.output_group_count": self.n_out_group,
             "attention.output_lora_rank": self.out_rank,
@@ -159,10 +211,8 @@ class HyperConfig:
             "hyper_connection.count": self.n_stream,
             "hyper_connection.sinkhorn_iterations": self.n_sinkhorn,
             "hyper_connection.epsilon": self.hc_eps,
-            "hash_layer_count": self.n_hash,
+            "hash_layer_count": n_hash,
         }
-        if has_block:
-            kv["nextn_predict_layers"] = 1
         if self.yarn is not None:
             kv |= {
                 "rope.scaling.type": "yarn",

@@ -27,7 +27,7 @@ from .gguf_file import TypedTensor, header, offsets, pad, size, split_keys
 from .imatrix import Imatrix
 from .local_shards import Shards
 from .output_shards import OutFile, cut, paths
-from .tensors import Adapted, Value
+from .tensors import Adapted, Side, Value
 from .tokenizer import vocabulary
 from .tokenizer_files import GenerationConfig, check
 
@@ -73,8 +73,8 @@ class Account:
     """Where everything went: `n_read` = `n_written` + `n_merged` + len(`dropped`) source tensors.
 
     `dropped` maps names to reasons. Bytes are those of the output. `mtp_block` is the number of the
-    block that holds the MTP tensors, None without one; with `has_side` they need a file of their
-    own, which `mtp` "only" writes.
+    block that holds the MTP tensors, None without one; `side` is the drafter that gets a file of
+    its own, and with `is_dspark` this is that file.
     """
 
     n_read: int
@@ -87,7 +87,8 @@ class Account:
     mtp_block: int | None
     mtp_bytes: int
     notes: tuple[str, ...]
-    has_side: bool = False
+    side: Side | None = None
+    is_dspark: bool = False
 
 
 class Shard(NamedTuple):
@@ -102,15 +103,42 @@ class Shard(NamedTuple):
         return [len(self.header) + t.offset + pad(t.n_bytes) for t in self.tensors]
 
 
+class Output(NamedTuple):
+    """One model of the output, in one file or in several."""
+
+    shards: tuple[Shard, ...]
+    account: Account
+
+    @property
+    def tensors(self) -> list[TypedTensor]:
+        return [t for shard in self.shards for t in shard.tensors]
+
+    def files(self, out: Path) -> list[OutFile]:
+        """`out`, or the shards it becomes."""
+        names = paths(out, len(self.shards))
+        return [OutFile(*f) for f in zip(names, (s.ends for s in self.shards), strict=True)]
+
+
 @dataclass(frozen=True, slots=True)
 class ConversionJob:
-    """A conversion that has been planned and not begun. `fingerprint` stands for all its bytes."""
+    """A conversion that has been planned and not begun. `side` is the drafter that must be a file
+    of its own (`account.side`). `fingerprint` stands for all bytes of both."""
 
     checkpoint: Checkpoint
-    shards: tuple[Shard, ...]
+    main: Output
+    side: Output | None
     imatrix: Imatrix | None
     fingerprint: str
-    account: Account
+
+    @property
+    def account(self) -> Account:
+        """That of the model itself."""
+        return self.main.account
+
+    @property
+    def shards(self) -> list[Shard]:
+        """Of every file, the drafter's last."""
+        return [*self.main.shards, *(self.side.shards if self.side else ())]
 
     @property
     def tensors(self) -> tuple[TypedTensor, ...]:
@@ -121,10 +149,19 @@ class ConversionJob:
         """Bytes of all files together."""
         return sum(shard.ends[-1] for shard in self.shards)
 
+    def outputs(self, out: Path) -> list[tuple[Path, Output]]:
+        """The model as `out`, and the drafter beside it where it is a file of its own."""
+        sides = [(side_path(out, self.account.side or "mtp"), self.side)] if self.side else []
+        return [(out, self.main), *sides]
+
     def files(self, out: Path) -> list[OutFile]:
-        """`out`, or the shards it becomes."""
-        names = paths(out, len(self.shards))
-        return [OutFile(*f) for f in zip(names, (s.ends for s in self.shards), strict=True)]
+        """Every file, in the order of `shards`."""
+        return [file for path, output in self.outputs(out) for file in output.files(path)]
+
+
+def side_path(out: Path, side: Side = "mtp") -> Path:
+    """Where the drafter of the model in `out` is found, if it is a file of its own."""
+    return out.with_name(f"{side}-{out.name}")
 
 
 @contextmanager
@@ -144,19 +181,38 @@ def plan(
         imatrix is not None,
     )
     with Checkpoint(source, options.needs, storage) as checkpoint:
-        adapted = adapt(checkpoint, mla.Choices(options.mtp, wish.draft_head is not None))
-        choice = recipes.choose(adapted, wish)
-        parts = _place(adapted, choice.types, options.split)
-        tensors = [t for part in parts for t in part]
-        notes = [*adapted.notes, *choice.notes, *_check_importance(tensors, wish, imatrix)]
-        made = _shards(_metadata(checkpoint, adapted, options, wish), parts)
+        has_head = wish.draft_head is not None
+        adapted = [adapt(checkpoint, mla.Choices(options.mtp, has_head))]
+        if adapted[0].side:
+            adapted.append(adapt(checkpoint, mla.Choices("only", has_head)))
+        recipes.check_overrides(wish, [t for one in adapted for t in one.tensors])
+        main, *sides = (_output(checkpoint, one, options, wish, imatrix) for one in adapted)
         yield ConversionJob(
             checkpoint,
-            made,
+            main,
+            sides[0] if sides else None,
             imatrix,
-            _fingerprint(checkpoint, b"".join(shard.header for shard in made), imatrix),
-            _account(checkpoint, adapted, tensors, notes),
+            _fingerprint(
+                checkpoint,
+                b"".join(shard.header for output in (main, *sides) for shard in output.shards),
+                imatrix,
+            ),
         )
+
+
+def _output(
+    checkpoint: Checkpoint,
+    adapted: Adapted,
+    options: ConvertOptions,
+    wish: recipes.QuantOptions,
+    imatrix: Imatrix | None,
+) -> Output:
+    choice = recipes.choose(adapted, wish)
+    parts = _place(adapted, choice.types, options.split)
+    tensors = [t for part in parts for t in part]
+    notes = [*adapted.notes, *choice.notes, *_check_importance(tensors, wish, imatrix)]
+    made = _shards(_metadata(checkpoint, adapted, options, wish), parts)
+    return Output(made, _account(checkpoint, adapted, tensors, notes))
 
 
 def needs_importance(placed: TypedTensor) -> bool:
@@ -263,5 +319,6 @@ def _account(
         mtp_block=adapted.mtp_block,
         mtp_bytes=sum(t.n_bytes for t in tensors if t.tensor.name.startswith(prefix)),
         notes=tuple(notes),
-        has_side=adapted.has_side,
+        side=adapted.side,
+        is_dspark=adapted.is_dspark,
     )

@@ -156,14 +156,19 @@ def read_overrides(path: Path) -> tuple[str, ...]:
     return tuple(filter(None, lines))
 
 
-def choose(adapted: Adapted, wish: QuantOptions) -> TypeChoice:
-    """A type for every tensor in `adapted.tensors`, and sentences about rows that did not fit."""
+def check_overrides(wish: QuantOptions, tensors: Iterable[OutputTensor]) -> None:
+    """Raises `ConversionError` for a pattern that matches none of all tensors written."""
+    names = [tensor.name for tensor in tensors]
     for pattern, type_ in wish.overrides:
-        if not any(pattern.search(tensor.name) for tensor in adapted.tensors):
+        if not any(map(pattern.search, names)):
             raise ConversionError(
                 f"--tensor-type {pattern.pattern}={type_.name.lower()} matches no tensor; "
                 "--dry-run lists their names"
             )
+
+
+def choose(adapted: Adapted, wish: QuantOptions) -> TypeChoice:
+    """A type for every tensor in `adapted.tensors`, and sentences about rows that did not fit."""
     types, misfits = [], Counter[tuple[str, int, T, T]]()
     mix = _Mix(adapted, wish)
     for tensor in adapted.tensors:
@@ -228,7 +233,8 @@ def _in_order(name: str) -> tuple[int, str]:
 class _Mix:
     def __init__(self, adapted: Adapted, wish: QuantOptions) -> None:
         self.wish = wish
-        self.mtp = None if adapted.mtp_block is None else f"blk.{adapted.mtp_block}."
+        block = None if adapted.mtp_block is None else f"blk.{adapted.mtp_block}."
+        self.drafter = "" if adapted.is_dspark else block  # what its tensors' names begin with
         self.n_expert = int(str(adapted.kv.get(f"{adapted.architecture}.expert_count", 0)))
         self.n_layer = int(str(adapted.kv[f"{adapted.architecture}.block_count"]))
         downs = [t.name for t in adapted.tensors if "ffn_down" in t.name]
@@ -244,7 +250,7 @@ class _Mix:
         for pattern, type_ in self.wish.overrides:
             if pattern.search(tensor.name):
                 return type_
-        is_drafter = self.mtp and tensor.name.startswith(self.mtp)
+        is_drafter = self.drafter is not None and tensor.name.startswith(self.drafter)
         chosen = self._drafter(tensor) if is_drafter else self._trunk(tensor)
         # FP4 weights are MXFP4 without a loss, in no more bits than a type that would lose some.
         is_fp4 = tensor.pieces[0].weight.tensor.dtype == FP4

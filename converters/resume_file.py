@@ -42,14 +42,19 @@ def journal_path(out: Path) -> Path:
     return out.with_name(f"{out.name}.partial.journal")
 
 
-def refuse_replacing(out: Path, is_allowed: bool) -> None:
-    """Raises `ConversionError` where a file would be lost that nobody said may be."""
-    if is_allowed:
+def refuse_replacing(out: Path, force: bool, resume: bool = False) -> None:
+    """Raises `ConversionError` where a file would be lost that nobody said may be; with `resume`
+    whoever began the run has said so."""
+    shard = f"{glob.escape(out.stem)}-?????-of-?????{glob.escape(out.suffix)}"
+    journals = [journal_path(out), *out.parent.glob(journal_path(out.with_name(shard)).name)]
+    if force or (resume and any(path.exists() for path in journals)):
         return
-    shards = out.parent.glob(f"{glob.escape(out.stem)}-?????-of-?????{glob.escape(out.suffix)}")
-    for path in [out, *sorted(shards)]:
+    for path in [out, *sorted(out.parent.glob(shard))]:
         if path.is_file() and path.stat().st_size:
-            raise ConversionError(f"{path} exists; --force replaces it, -o writes another file")
+            why = ", and no interrupted run of it is left" if resume else ""
+            raise ConversionError(
+                f"{path} exists{why}; --force replaces it, -o writes another file"
+            )
 
 
 def check_place(out: Path) -> None:

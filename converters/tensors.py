@@ -14,6 +14,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 from .checkpoint import SourceTensor
 
 Fate = Literal["written", "merged"]
+Side = Literal["mtp", "dspark"]
+"""What the drafter in a file of its own is, and what that file's name begins with."""
 Value = bool | int | float | str | list[str] | list[int] | list[float]
 
 
@@ -69,10 +71,11 @@ class Adapted:
     """What an architecture makes of a checkpoint.
 
     `kv` is GGUF metadata without the vocabulary. `mtp_block` is the number of the block that holds
-    the MTP tensors, None without one; `has_side` says that they need a file of their own, which is
-    not this one. `chat_template` makes one for a model of this name whose checkpoint has none.
-    `dropped` maps source names to reasons; `n_written` and
-    `n_merged` count the other source tensors. `notes` are sentences worth logging.
+    the MTP tensors, None without one. `side` is the drafter that needs a file of its own, which is
+    not this one; `is_dspark`: this one is that file, of stages that draft whole blocks.
+    `chat_template` makes one for a model of this name whose checkpoint has none. `dropped` maps
+    source names to reasons; `n_written` and `n_merged` count the other source tensors. `notes` are
+    sentences worth logging.
     """
 
     architecture: str
@@ -83,7 +86,8 @@ class Adapted:
     n_merged: int
     dropped: dict[str, str]
     notes: tuple[str, ...]
-    has_side: bool = False
+    side: Side | None = None
+    is_dspark: bool = False
     chat_template: Callable[[str], str] | None = None
 
 

@@ -82,9 +82,10 @@ class Rows:
 class Output(NamedTuple):
     """What a decode computed for one `Rows`.
 
-    `logits`: float32 [n_outputs, n_vocab]; `hidden`: float32 [len(tokens), n_embd], or None when
-    the context does not put hidden rows out. Both are views into llama.cpp's buffers, valid until
-    the next decode of the same context: whoever keeps, copies.
+    `logits`: float32 [n_outputs, n_vocab]; `hidden`: float32 [len(tokens), width], or None when
+    the context does not put hidden rows out. They are what a drafter beside it reads: rows behind
+    the last layer, or what several layers read, side by side. Both are views into llama.cpp's
+    buffers, valid until the next decode of the same context: whoever keeps, copies.
     """
 
     logits: Floats

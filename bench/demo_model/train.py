@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .model import LOSS_WEIGHTS, Config, DemoModel
 
@@ -52,7 +52,7 @@ def _cosine(progress: float, floor: float) -> float:
     return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(progress, 1)))
 
 
-def optimizer(model: DemoModel) -> torch.optim.AdamW:
+def optimizer(model: nn.Module) -> torch.optim.AdamW:
     """AdamW; matrices decay, norms do not."""
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     groups = [
@@ -113,7 +113,7 @@ def held_out_losses(model: DemoModel, data: Tensor, plan: TrainingPlan) -> list[
     return means
 
 
-def save(model: DemoModel, path: Path) -> None:
+def save(model: nn.Module, path: Path) -> None:
     """Write the weights whole or not at all."""
     part = path.with_suffix(".part")
     torch.save(model.state_dict(), part)

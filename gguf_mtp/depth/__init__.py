@@ -37,5 +37,5 @@ __all__ = [
 def depth_for(options: DepthOptions) -> Depth:
     """Automatic within the bounds; equal bounds make it fixed, and 0 off."""
     if options.is_fixed:
-        return FixedDepth(options.draft_max, options.draft_p_min)
+        return FixedDepth(options.draft_max, options.draft_p_min, options.blocks)
     return AutoDepth(options)

@@ -69,6 +69,7 @@ class AutoDepth:
         self.controllers = {}
         for name, skill in learned.skills.items():
             controller = self.controller(name)
+            skill.draft.is_block = controller.draft.is_block
             controller.draft, controller.stopping.calibration = skill.draft, skill.calibration
             controller.acceptance = Acceptance(self.options.draft_max, skill.shared)
         for name, calibration in learned.free_drafts.items():
@@ -169,7 +170,7 @@ class AutoDepth:
         return candidates[i], spaces[i]
 
     def _space(self, name: str, requests: Sequence[DraftRequest]) -> list[int]:
-        most = self.options.draft_max
+        most = self.options.longest(name)
         return [min(one.n_max, most) if name in one.drafters else 0 for one in requests]
 
     def _base(self, active: DrafterController | None, n_seqs: int) -> Baseline:

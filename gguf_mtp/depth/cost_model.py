@@ -226,10 +226,12 @@ class DraftCost:
 
     One step (a batched decode of the drafter) proposes one token for each sequence still drafting:
     seconds = first + step * n_steps + row * (n_tokens - n_steps). A Kalman filter over the three
-    coefficients, which drift slowly; they are kept from turning negative where they are used.
+    coefficients, which drift slowly; they are kept from turning negative where they are used. With
+    `is_block` a draft takes one step, however long it is.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_block: bool = False) -> None:
+        self.is_block = is_block
         self.weights = [0.0, 0.0, 0.0]
         self.idle = 0.0
         self.n = 0
@@ -243,11 +245,12 @@ class DraftCost:
         self.idle += (seconds - n_rounds * self.idle) / self._n_idle
 
     def observe(self, n_steps: int, n_tokens: int, seconds: float) -> None:
-        """Learn from a round with `n_steps` draft decodes of `n_tokens` rows together."""
+        """Learn from a round whose longest draft has `n_steps` tokens, and all together
+        `n_tokens`."""
+        steps, rows = float(1 if self.is_block else n_steps), float(n_tokens - n_steps)
         if self.n == 0:
-            self._start(seconds / n_steps)
+            self._start(seconds / steps)
         self.n += 1
-        steps, rows = float(n_steps), float(n_tokens - n_steps)
         cov, w = self._cov, self.weights
         px = [row[0] + row[1] * steps + row[2] * rows for row in cov]
         expected = w[0] + w[1] * steps + w[2] * rows
@@ -291,7 +294,9 @@ class DraftCost:
         `plain`, the seconds of a 1-row target decode, stands in before anything was measured.
         """
         if self.n == 0:
-            return 0.1 * plain, 0.1 * plain, 0.01 * plain
+            return 0.1 * plain, 0.0 if self.is_block else 0.1 * plain, 0.01 * plain
         first, step, row = self.weights
         least = 0.1 * max(step, first + step)
+        if self.is_block:
+            return max(first + step, least), 0.0, max(row, 0.0)
         return max(first + step, least), max(step, least), max(row, 0.0)

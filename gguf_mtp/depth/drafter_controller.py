@@ -41,7 +41,7 @@ class DrafterController:
         self.name = name
         self.options = options
         self.target = target
-        self.draft = DraftCost()
+        self.draft = DraftCost(is_block=name in options.blocks)
         self.acceptance = Acceptance(options.draft_max)
         self.prober = Prober(target)
         self.stopping = EarlyExit(options.draft_max, options.draft_p_min, options.draft_min)
@@ -146,7 +146,7 @@ class DrafterController:
     def outlook(self) -> DepthPlan:
         """For one sequence that goes on as the last ones did, with all the room there may be."""
         seq = self._seqs[0] if self._seqs else -1
-        mean = self.estimate([seq], [self.options.draft_max])
+        mean = self.estimate([seq], [self.options.longest(self.name)])
         given = self._kept[1][0] if self._kept[1] else 0
         return DepthPlan((given,), mean, self.stopping.gain)
 

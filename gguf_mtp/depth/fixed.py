@@ -15,15 +15,16 @@ class FixedDepth:
     those of whom nothing is ever accepted.
 
     `FixedDepth(0)` never drafts: plain decoding. `p_min` bounds every position of a draft as
-    `DraftLimit.p_min` does. Raises `RequestError` for a negative depth or a `p_min` outside 0 to 1.
+    `DraftLimit.p_min` does, `blocks` are as `DepthOptions` has them. Raises `RequestError` for a
+    negative depth or a `p_min` outside 0 to 1.
     """
 
-    def __init__(self, n: int, p_min: float = 0.0) -> None:
+    def __init__(self, n: int, p_min: float = 0.0, blocks: Mapping[str, int] | None = None) -> None:
         if n < 0:
             raise RequestError(f"the draft depth is {n}, but must be 0 (off) or more")
         if not 0 <= p_min <= 1:
             raise RequestError(f"draft_p_min is {p_min}, but must be from 0 (off) to 1")
-        self._n = n
+        self._n, self._blocks = n, blocks or {}
         self._p_min = (p_min,) * n if p_min > 0 else ()
         self._watchdog = Watchdog()
 
@@ -49,7 +50,7 @@ class FixedDepth:
         n = min(self._n, room.n_max)
         if room.free_draft and source == room.free_draft.source:
             return DraftLimit(min(n, len(room.free_draft.confidence)), (), source=source)
-        return DraftLimit(n, self._p_min, source=source)
+        return DraftLimit(min(n, self._blocks.get(source, n)), self._p_min, source=source)
 
     def record(self, feedback: RoundFeedback) -> None:
         self._watchdog.update(feedback)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from gguf_mtp.errors import RequestError
 
@@ -10,11 +11,14 @@ from gguf_mtp.errors import RequestError
 @dataclass(frozen=True, slots=True)
 class DepthOptions:
     """Bounds of a draft: 0, or `draft_min` to `draft_max` tokens, each but the certain ones with a
-    confidence of at least `draft_p_min`. Raises `RequestError` when they make no sense."""
+    confidence of at least `draft_p_min`. `blocks[name]` is the most tokens of a drafter that makes
+    them all at once: its drafts cost the same however long. Raises `RequestError` when they make
+    no sense."""
 
     draft_min: int = 0
     draft_max: int = 8
     draft_p_min: float = 0.0
+    blocks: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.draft_max < 0:
@@ -25,6 +29,10 @@ class DepthOptions:
             )
         if not 0 <= self.draft_p_min <= 1:
             raise RequestError(f"draft_p_min is {self.draft_p_min}, but must be from 0 (off) to 1")
+
+    def longest(self, drafter: str) -> int:
+        """The most tokens that a draft of this drafter may have."""
+        return min(self.draft_max, self.blocks.get(drafter, self.draft_max))
 
     @property
     def is_fixed(self) -> bool:

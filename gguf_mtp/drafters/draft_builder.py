@@ -19,11 +19,12 @@ class DraftBuilder:
     def wants_more(self) -> bool:
         return not self._stopped and len(self.tokens) < self.ask.limit.n
 
-    def take(self, logits: Floats) -> None:
+    def take(self, logits: Floats, sure: float | None = None) -> None:
         """Adds the next token, unless the drafter is not confident enough to go on. `logits`:
-        float32 [n_vocab], the drafter's."""
+        float32 [n_vocab], the drafter's; `sure` its own confidence, where it has one."""
         chain, k = self.ask.chain, len(self.tokens)
-        dist, sure = chain.draft_probs(logits, self.tokens)
+        dist, largest = chain.draft_probs(logits, self.tokens)
+        sure = largest if sure is None or largest == 0 else sure
         p_min = self.ask.limit.p_min
         if sure == 0 or (k < len(p_min) and sure < p_min[k]):  # 0: its logits are no numbers
             self._stopped = True

@@ -99,7 +99,8 @@ class ModelDrafter:
 
 
 def _build(parts: DraftParts) -> ModelDrafter:
-    return ModelDrafter(*parts.model())
+    context = parts.model()
+    return ModelDrafter(context.decoder, context.n_batch)
 
 
 def _why_not(_target: ModelFacts, file: ModelFacts | None) -> str | None:

@@ -16,64 +16,14 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from gguf_mtp.drafters.draft_builder import DraftBuilder
+from gguf_mtp.drafters.pending_rows import PendingRows
 from gguf_mtp.drafters.spec import FLUSH, DrafterSpec, DraftParts
 from gguf_mtp.errors import SavedStateError, UnsupportedModel
 from gguf_mtp.gguf import model_facts, side_file
 from gguf_mtp.types import Ask, Decoder, Draft, Floats, ModelFacts, Output, Rows
 
 log = logging.getLogger(__name__)
-
-
-class _Pending:
-    """What one sequence has not decoded yet: hidden rows of the target, the first one of row
-    `first`.
-
-    The MTP rows before `first + 1` are in the cache. `tokens[i]` stands at position `first + i`, so
-    the hidden row i pairs with `tokens[i + 1]`, which for the newest row is not known yet.
-    """
-
-    def __init__(self) -> None:
-        self.first = 0
-        self.tokens: list[int] = []
-        self.hidden: list[Floats] = []
-        self.newest: tuple[int, Floats] | None = None  # token and hidden row of `first - 1`
-
-    @property
-    def end(self) -> int:
-        """The position of the next row to observe."""
-        return self.first + len(self.tokens)
-
-    def rows(self, n: int) -> Floats:
-        """The first `n` hidden rows, float32 [n, n_embd]."""
-        if len(self.hidden) > 1:
-            self.hidden = [np.concatenate(self.hidden)]
-        return self.hidden[0][:n]
-
-    def drop(self, n: int) -> None:
-        """The first `n` rows are in the cache now."""
-        rows = self.rows(n)
-        self.newest = (self.tokens[n - 1], rows[n - 1 :])
-        left = self.hidden[0][n:]
-        self.first, self.tokens = self.first + n, self.tokens[n:]
-        self.hidden = [left] if len(left) else []
-
-    def keep(self, n: int) -> None:
-        """Rows from the n-th on never were."""
-        self.hidden = [self.rows(n)] if n else []
-        del self.tokens[n:]
-
-    def restart(self, first: int) -> None:
-        """Nothing is buffered, and the next row to observe is `first`."""
-        self.first, self.tokens, self.hidden, self.newest = first, [], [], None
-
-    def put_back(self) -> None:
-        """The newest row leaves the cache to be decoded again, if it is still known."""
-        if not self.tokens and self.newest:
-            self.first -= 1
-            self.tokens, self.hidden, self.newest = [self.newest[0]], [self.newest[1]], None
 
 
 class MtpDrafter:
@@ -88,16 +38,15 @@ class MtpDrafter:
     def __init__(self, context: Decoder, n_seq: int, n_batch: int) -> None:
         self._context = context
         self._n_batch = n_batch
-        self._pending = [_Pending() for _ in range(n_seq)]
+        self._pending = [PendingRows() for _ in range(n_seq)]
+        """The MTP rows before `first + 1` are in the cache; the hidden row i pairs with
+        `tokens[i + 1]`, which for the newest row is not known yet."""
 
     def observe(self, rows: Sequence[Rows]) -> None:
         """Buffers the target's hidden rows; they are copied."""
         for r in rows:
-            assert r.hidden is not None
             pending = self._pending[r.seq]
-            assert r.pos == pending.end, f"row {r.pos} observed, row {pending.end} expected"
-            pending.tokens += r.tokens
-            pending.hidden.append(r.hidden.copy())
+            pending.observe(r)
             while len(pending.tokens) > FLUSH:
                 self._flush(r.seq, FLUSH, pending.tokens[FLUSH])
 
@@ -133,42 +82,23 @@ class MtpDrafter:
         """Makes `dst` start with the first `n` certain tokens of `src`, buffered rows included."""
         source, target = self._pending[src], self._pending[dst]
         self._context.copy(src, dst, min(source.first + 1, n))
-        target.first, target.tokens = source.first, list(source.tokens)
-        target.hidden, target.newest = list(source.hidden), source.newest
+        target.become(source)
         self.rewind(dst, n)
 
     def save(self, seq: int) -> bytes:
         """The sequence's bytes: the cache, and the rows buffered for it."""
         self._settle(seq)
-        pending = self._pending[seq]
-        tokens = np.array([pending.first, *pending.tokens], "<i8").tobytes()
-        hidden = pending.rows(len(pending.tokens)) if pending.tokens else np.empty((0, 0))
-        parts = (tokens, hidden.astype("<f4").tobytes(), self._context.save(seq))
-        return b"".join(len(p).to_bytes(8, "little") + p for p in parts)
+        return self._pending[seq].pack(self._context.save(seq))
 
     def load(self, seq: int, data: bytes) -> None:
         """Puts saved bytes in the place of what the sequence held; raises `SavedStateError`."""
-        parts = []
-        while data:
-            end = 8 + int.from_bytes(data[:8], "little")
-            parts.append(data[8:end])
-            data = data[end:]
-        pending = self._pending[seq]
-        pending.restart(0)
-        try:
-            first, *tokens = np.frombuffer(parts[0], "<i8").tolist()
-            hidden = np.frombuffer(parts[1], "<f4").astype(np.float32)
-            rows = hidden.reshape(len(tokens), -1) if tokens else None
-            state = parts[2]
-        except (IndexError, ValueError):
-            raise SavedStateError("the saved rows are not as gguf-mtp writes them") from None
+        self._pending[seq].restart(0)
+        saved, state = PendingRows.unpack(data)
         n_past = self._context.load(seq, state)
-        if first != max(n_past - 1, 0):
+        if saved.first != max(n_past - 1, 0):
             self._context.rewind(seq, 0)
             raise SavedStateError("the saved rows do not follow those in the cache")
-        pending.first, pending.tokens = first, tokens
-        if rows is not None:
-            pending.hidden = [rows]
+        self._pending[seq] = saved
 
     def _has_rows(self, seq: int) -> bool:
         """Whether there is a row to draft from; one already decoded is taken out of the cache."""
@@ -231,8 +161,8 @@ def _still_drafting(
 
 
 def _build(parts: DraftParts) -> MtpDrafter:
-    decoder, n_batch = parts.block()
-    return MtpDrafter(decoder, parts.n_seq, n_batch)
+    context = parts.block()
+    return MtpDrafter(context.decoder, parts.n_seq, context.n_batch)
 
 
 def _why_not(target: ModelFacts, side: ModelFacts | None) -> str | None:
@@ -260,7 +190,7 @@ def _find(target: ModelFacts) -> ModelFacts | None:
 
 def _claims(target: ModelFacts, found: ModelFacts) -> bool:
     """Whether a file is an MTP block of the target's, alone or in a whole file."""
-    if model_facts.is_side_file(found):
+    if found.n_mtp and model_facts.is_side_file(found):
         return True
     if not found.can_draft:
         return False

@@ -7,20 +7,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gguf_mtp.drafters import draft_model, mtp, ngram
+from gguf_mtp.drafters import draft_model, dspark, mtp, ngram
 from gguf_mtp.drafters.spec import DrafterSpec
 from gguf_mtp.errors import RequestError
+from gguf_mtp.types import ModelFacts
 
-__all__ = ["DRAFTERS", "label_of", "parse_drafters"]
+__all__ = ["DRAFTERS", "drafter_beside", "label_of", "parse_drafters"]
 
 DRAFTERS: dict[str, DrafterSpec] = {
-    spec.name: spec for spec in (ngram.SPEC, mtp.SPEC, draft_model.SPEC)
+    spec.name: spec for spec in (ngram.SPEC, mtp.SPEC, dspark.SPEC, draft_model.SPEC)
 }
 
 
 def label_of(name: str) -> str:
     """What a drafter is called for people; its name if it is not registered."""
     return DRAFTERS[name].label if name in DRAFTERS else name
+
+
+def drafter_beside(target: ModelFacts) -> tuple[str, ModelFacts | None]:
+    """The drafter that has a file next to the target, and that file's facts; or ("", None)."""
+    for name, spec in DRAFTERS.items():
+        found = spec.find(target)
+        if found is not None:
+            return name, found
+    return "", None
 
 
 def parse_drafters(text: str | Sequence[str]) -> tuple[str, ...] | None:

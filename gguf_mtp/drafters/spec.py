@@ -22,17 +22,19 @@ __all__ = ["FLUSH", "DraftContext", "DraftParts", "DrafterSpec", "always", "no_f
 
 
 class DraftContext(NamedTuple):
-    """A context that a drafter decodes with; one decode takes at most `n_batch` rows."""
+    """A context that a drafter decodes with; one decode takes at most `n_batch` rows. `file` is
+    the one it brought along, if any."""
 
     decoder: Decoder
     n_batch: int
+    file: ModelFacts | None = None
 
 
 class DraftParts(Protocol):
     """What a drafter is built from, for `n_seq` sequences; a context is made when it is called for.
 
-    `block` runs the MTP block of a spec with `needs_block`, `model` the draft model of one with
-    `needs_model`. Both raise `LoadFailed`.
+    `block` runs the MTP block or the stages of a spec with `needs_block`, `model` the draft model
+    of one with `needs_model`. Both raise `LoadFailed`.
     """
 
     @property
@@ -65,7 +67,8 @@ class DrafterSpec:
     files but claims none. `read(target, path)` raises `UnsupportedModel` for a file that does not
     fit the target.
 
-    `needs_block`: it runs an MTP block of the target or of its file, from the target's hidden rows.
+    `needs_block`: it runs an MTP block of the target or of its file, or its file's stages, from the
+    target's hidden rows. One drafter of a run does.
     `needs_model`: its file is a model with a KV cache of its own.
     """
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from gguf_mtp.errors import LoadFailed, UnsupportedModel
 from gguf_mtp.gguf import cache_layout
-from gguf_mtp.gguf.arch import deepseek2, deepseek4, deepseek32, nextn, recurrent
+from gguf_mtp.gguf.arch import deepseek2, deepseek4, deepseek32, dflash, nextn, recurrent
 from gguf_mtp.gguf.header import Header, read_header
 from gguf_mtp.gguf.hparams import Hparams
 from gguf_mtp.gguf.load_rules import why_not_load
@@ -30,6 +30,7 @@ ARCHITECTURES: Mapping[str, tuple[Check, Check]] = {
     "deepseek2": (deepseek2.why_not_run, deepseek2.why_not_draft),
     "deepseek32": (deepseek32.why_not_run, deepseek32.why_not_draft),
     "deepseek4": (deepseek4.why_not_run, deepseek4.why_not_draft),
+    dflash.ARCHITECTURE: (dflash.why_not_run, dflash.why_not_draft),
     **dict.fromkeys(nextn.GRAPHS, (nextn.why_not_run, nextn.why_not_draft)),
     **dict.fromkeys(cache_layout.WITH_BLOCK, (recurrent.why_not_run, nextn.why_not_draft)),
 }
@@ -66,17 +67,28 @@ def read(path: str | os.PathLike[str]) -> ModelFacts:
 
 
 def read_any(path: str | os.PathLike[str]) -> ModelFacts:
-    """As `read`, but also of a side file: an MTP block without its model."""
+    """As `read`, but also of a side file: a drafter without its model."""
     found = _facts(read_header(path), os.fspath(path))
     if is_side_file(found) and found.can_draft:
-        why = "an MTP block without its model: use it as --draft-model, or graft it"
-        return replace(found, reason=why)
+        what, use = _drafter(found)
+        return replace(found, reason=f"{what} without its model: {use}")
     return found
 
 
 def is_side_file(facts: ModelFacts) -> bool:
-    """Whether the file holds an MTP block without the model around it; llama.cpp asks the same."""
+    """Whether the file holds a drafter without the model around it: an MTP block (llama.cpp asks
+    the same), or DSpark's stages."""
+    if facts.architecture == dflash.ARCHITECTURE:
+        return True
     return facts.n_mtp > 0 and all(t.name != FIRST_TENSOR for t in facts.tensors)
+
+
+def _drafter(facts: ModelFacts) -> tuple[str, str]:
+    """What a side file holds, and what it is for."""
+    if facts.architecture != dflash.ARCHITECTURE:
+        return "an MTP block", "use it as --draft-model, or graft it"
+    size = facts.kv[f"{dflash.ARCHITECTURE}.block_size"]
+    return f"DSpark, which drafts blocks of {size} tokens,", "use it as --draft-model"
 
 
 def facts(header: Header, path: str) -> ModelFacts:
@@ -84,7 +96,7 @@ def facts(header: Header, path: str) -> ModelFacts:
     found = _facts(header, path)
     if is_side_file(found):
         raise UnsupportedModel(
-            f"{path} cannot be run: it holds an MTP block without the rest of the model; "
+            f"{path} cannot be run: it holds {_drafter(found)[0]} without the rest of the model; "
             "load the model and pass this file as --draft-model"
         )
     return found
@@ -94,7 +106,7 @@ def _facts(header: Header, path: str) -> ModelFacts:
     arch = header.kv.get("general.architecture")
     if not isinstance(arch, str) or not arch:
         raise LoadFailed(f"{path} does not name its architecture (general.architecture)")
-    if arch in DRAFT_HEADS:
+    if arch in DRAFT_HEADS and not dflash.is_dspark(header.kv):
         raise UnsupportedModel(
             f"{path} is {DRAFT_HEADS[arch]} ({arch}): it drafts from the layers of another model, "
             "which gguf-mtp does not support yet"
@@ -114,7 +126,7 @@ def _facts(header: Header, path: str) -> ModelFacts:
         problem = why_not_run(header, hparams)
     if problem is not None:
         raise UnsupportedModel(f"{path} cannot be run: {problem}")
-    if n_mtp == 0:
+    if n_mtp == 0 and arch != dflash.ARCHITECTURE:
         obstacle: str | None = "the file has no MTP block"
     elif why_not_draft is None:
         why = nextn.why_not_known(hparams)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,21 +53,29 @@ def read(path: str | os.PathLike[str]) -> ModelFacts:
     return side
 
 
-def find(model: ModelFacts) -> tuple[ModelFacts | None, list[str]]:
-    """The `mtp-*.gguf` beside a model that belongs to it, and why others do not, in sentences."""
-    refusals, own = [], f"mtp-{_without_shard(model.path)}"
-    found = Path(model.path).absolute().parent.glob("mtp-*.gguf")
+def find(
+    model: ModelFacts,
+    kind: str = "mtp",
+    fit: Callable[[ModelFacts, Path], ModelFacts] | None = None,
+) -> tuple[ModelFacts | None, list[str]]:
+    """The `mtp-*.gguf` (or of another `kind`) beside a model that belongs to it, and why others do
+    not, in sentences. `fit` reads one and raises where it does not belong."""
+    refusals, own = [], f"{kind}-{_without_shard(model.path)}"
+    found = Path(model.path).absolute().parent.glob(f"{kind}-*.gguf")
     for path in sorted(found, key=lambda path: (_without_shard(path) != own, path)):
         if path.name == Path(model.path).name:
             continue
         try:
-            side = read(path)
-            check(model, side)
+            return (fit or _read_and_check)(model, path), []
         except GgufMtpError as error:
             refusals.append(f"{path.name} next to the model is not used: {error}")
-        else:
-            return side, []
     return None, refusals
+
+
+def _read_and_check(model: ModelFacts, path: Path) -> ModelFacts:
+    side = read(path)
+    check(model, side)
+    return side
 
 
 def _without_shard(path: str | os.PathLike[str]) -> str:

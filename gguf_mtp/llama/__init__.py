@@ -10,7 +10,8 @@ loaded.
 from __future__ import annotations
 
 from gguf_mtp.llama.binding import LLAMA_CPP_PYTHON
-from gguf_mtp.llama.context import REFUSED, Context, ContextOptions
+from gguf_mtp.llama.context import REFUSED, Context
+from gguf_mtp.llama.context_options import ContextOptions
 from gguf_mtp.llama.devices import accelerators, devices, is_remote, lent
 from gguf_mtp.llama.model import Model, ModelOptions
 from gguf_mtp.llama.rpc import connect

@@ -19,7 +19,9 @@ class BatchArrays:
     """The arrays of a llama_batch, owned by Python: filled by slices, and for the few tokens of a
     round through views whose items are set without numpy."""
 
-    def __init__(self, n_batch: int, n_embd: int) -> None:
+    def __init__(self, n_batch: int, n_embd: int, has_tokens: bool = True) -> None:
+        """`n_embd`: the width of the hidden rows that go in, 0 without any; alone where the batch
+        must not have tokens."""
         self._token = np.zeros(n_batch, np.int32)
         self._pos = np.zeros(n_batch, np.int32)
         self._seq = np.zeros(n_batch, np.int32)
@@ -31,7 +33,8 @@ class BatchArrays:
         # seq_id[i] points at element i of `_seq`: built once, the sequences change in place
         self._seq_ptr = self._seq.ctypes.data + 4 * np.arange(n_batch, dtype=np.uintp)
         struct = L.llama_batch()
-        struct.token = _pointer(self._token, L.llama_token)
+        if has_tokens:
+            struct.token = _pointer(self._token, L.llama_token)
         struct.pos = _pointer(self._pos, L.llama_pos)
         struct.n_seq_id = _pointer(self._one, ctypes.c_int32)
         struct.seq_id = _pointer(self._seq_ptr, ctypes.POINTER(L.llama_seq_id))

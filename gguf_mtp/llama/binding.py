@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import llama_cpp as L
@@ -37,12 +38,25 @@ def nextn(name: str) -> Any:
         ) from error
 
 
-_LAYER_INPUT = (
+_SET_LAYER_INPUT = (
     "llama_set_embeddings_layer_inp",
     "_Z30llama_set_embeddings_layer_inpP13llama_contextjb",
     "?llama_set_embeddings_layer_inp@@YAXPEAUllama_context@@I_N@Z",
 )
-"""The call's name with each compiler; llama-cpp-python does not declare it."""
+_GET_LAYER_INPUT = (
+    "llama_get_embeddings_layer_inp",
+    "_Z30llama_get_embeddings_layer_inpP13llama_contextj",
+    "?llama_get_embeddings_layer_inp@@YAPEAMPEAUllama_context@@I@Z",
+)
+"""The calls' names with each compiler; llama-cpp-python does not declare them."""
+
+
+def layer_inputs() -> tuple[Any, Any]:
+    """The calls (context, layer, on) that puts a layer's input out, and (context, layer) that gives
+    the rows. A layer number past the last is the last one's output."""
+    switch = _exported(_SET_LAYER_INPUT, [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_bool], None)
+    floats = ctypes.POINTER(ctypes.c_float)
+    return switch, _exported(_GET_LAYER_INPUT, [ctypes.c_void_p, ctypes.c_uint32], floats)
 
 
 def reserve_again(context: Any) -> None:
@@ -52,13 +66,14 @@ def reserve_again(context: Any) -> None:
     are put out, and may give their memory to something else, so that they are read as garbage.
     Switching a layer's input off, which is off, changes nothing else.
     """
+    layer_inputs()[0](context, 0, False)
+
+
+def _exported(names: Sequence[str], takes: list[Any], gives: Any) -> Any:
     library = L.llama_cpp._lib
-    for name in _LAYER_INPUT:
+    for name in names:
         call = getattr(library, name, None)
         if call is not None:
-            call.argtypes, call.restype = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_bool], None
-            call(context, 0, False)
-            return
-    raise LoadFailed(
-        f"this llama-cpp-python lacks {_LAYER_INPUT[0]}; drafting needs {LLAMA_CPP_PYTHON}"
-    )
+            call.argtypes, call.restype = takes, gives
+            return call
+    raise LoadFailed(f"this llama-cpp-python lacks {names[0]}; drafting needs {LLAMA_CPP_PYTHON}")

@@ -5,17 +5,16 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import llama_cpp as L
 
-from gguf_mtp.errors import NO_CELLS, CannotRewind, DecodeError, LoadFailed, SavedStateError
-from gguf_mtp.gguf.ggml_types import TENSOR_TYPES
+from gguf_mtp.errors import NO_CELLS, CannotRewind, DecodeError, SavedStateError
 from gguf_mtp.llama.batch_arrays import BatchArrays
-from gguf_mtp.llama.binding import nextn, reserve_again
 from gguf_mtp.llama.buffer_breakdown import BufferBreakdown, breakdown
+from gguf_mtp.llama.context_options import ContextOptions, new_context
 from gguf_mtp.llama.context_rules import NO_RULES, ContextRules
+from gguf_mtp.llama.hidden_buffers import HiddenBuffer, LayerInputs, NextnRows
 from gguf_mtp.llama.log import Errors
 from gguf_mtp.llama.output_buffer import OutputBuffer
 from gguf_mtp.llama.recurrent_states import RecurrentStates, passes
@@ -23,37 +22,6 @@ from gguf_mtp.types import Output, Rows, Step
 
 REFUSED = -1
 """llama_decode's code for a batch it does not take; ours for one it must not see."""
-
-_FLASH = {"auto": -1, "off": 0, "on": 1}
-CACHE_TYPE_NUMBERS = {t.name.lower(): number for number, t in TENSOR_TYPES.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class ContextOptions:
-    """One context. `n_ctx` is the cells of all `n_seq` sequences together, `n_batch` the most rows
-    of one decode, `n_outputs` the most rows with logits. `is_mtp` runs the NextN block instead of
-    the trunk; `hidden` puts a hidden row out for every row. `strict` makes results independent of
-    the batch's shape: F32 KV cache, no flash attention (use one thread and F32 weights with it); it
-    overrides `cache_k`, `cache_v` and `flash` ("auto", "on", "off"). Without `kv_offload` the cache
-    stays with the CPU; `op_offload` lets large batches copy the CPU's weights to a device. Of a
-    model with recurrent layers, `n_rewind` is how many rows of a draft can be dropped, at the price
-    of as many more states for each sequence; `n_batch` must be larger than that by 2.
-    """
-
-    n_ctx: int
-    n_seq: int
-    n_batch: int
-    n_outputs: int
-    n_threads: int
-    is_mtp: bool = False
-    hidden: bool = False
-    strict: bool = False
-    cache_k: str = "f16"
-    cache_v: str = "f16"
-    flash: str = "auto"
-    kv_offload: bool = True
-    op_offload: bool = True
-    n_rewind: int = 0
 
 
 class Context:
@@ -71,24 +39,30 @@ class Context:
         n_vocab: int,
         options: ContextOptions,
         rules: ContextRules = NO_RULES,
+        beside: Context | None = None,
     ) -> None:
-        """`n_embd` is the width of a hidden row."""
+        """`n_embd` is the width of a hidden row; `beside`: whose embedding and head are used."""
         self.options = options
-        self._logits, self._hidden = OutputBuffer(n_vocab), OutputBuffer(n_embd)
+        self._logits = OutputBuffer(n_vocab)
         self._n_past = [0] * options.n_seq
         self._n_embd = n_embd
-        self._ctx = _new_context(model, options, rules)
+        self._ctx: Any = new_context(model, options, rules, beside and beside._ctx)
         self._states = _states(model, self._ctx, options)
         self._memory = L.llama_get_memory(self._ctx)
         self.n_ctx: int = L.llama_n_ctx(self._ctx)
         self.n_decodes = 0
-        self._get_hidden: Any = None
-        self._is_masked = options.is_mtp and rules.masked_block
-        if options.hidden or options.is_mtp:
-            nextn("llama_set_embeddings_nextn")(self._ctx, True, self._is_masked)
-            reserve_again(self._ctx)
-            self._get_hidden = nextn("llama_get_embeddings_nextn")
+        self._hidden: HiddenBuffer | None = None
+        if options.layers:
+            self._hidden = LayerInputs(self._ctx, options.layers)
+        elif options.hidden or options.is_mtp:
+            is_masked = options.is_mtp and rules.masked_block
+            self._hidden = NextnRows(self._ctx, n_embd, is_masked)
         self._batch = BatchArrays(options.n_batch, n_embd if options.is_mtp else 0)
+
+    @property
+    def n_hidden(self) -> int:
+        """Width of a hidden row."""
+        return self._n_embd
 
     def n_past(self, seq: int) -> int:
         return self._n_past[seq]
@@ -192,9 +166,10 @@ class Context:
 
     def _pass(self, group: Sequence[Rows], batch: Sequence[Rows], is_first: bool) -> Step:
         """One llama_decode. When it fails, all of `batch` leaves the cache."""
-        n_rows, n_outputs = self._batch.fill(group)
+        batch_arrays = self._arrays_for(group)
+        n_rows, n_outputs = batch_arrays.fill(group)
         start = time.perf_counter()
-        code = L.llama_decode(self._ctx, self._batch.struct)
+        code = L.llama_decode(self._ctx, batch_arrays.struct)
         L.llama_synchronize(self._ctx)
         seconds = time.perf_counter() - start
         self.n_decodes += 1
@@ -216,44 +191,51 @@ class Context:
     def _check(self, rows: Sequence[Rows]) -> None:
         """What llama.cpp would answer with an abort, or store wrongly, is refused here."""
         if len({r.seq for r in rows}) < len(rows):
-            raise _refusal("a sequence appears twice")
+            raise refused("a sequence appears twice")
         n_rows = n_outputs = 0
         for r in rows:
             if not 0 <= r.seq < self.options.n_seq:
-                raise _refusal(f"sequence {r.seq} does not exist")
+                raise refused(f"sequence {r.seq} does not exist")
             past = self._n_past[r.seq]
             # An MTP sequence begins at position 1: its row p + 1 takes the target's hidden row p.
             if r.pos != past and not (past == 0 and r.pos == 1 and self.options.is_mtp):
-                raise _refusal(
+                raise refused(
                     f"sequence {r.seq} ends at position {past}, but its rows begin at {r.pos}"
                 )
-            if (r.hidden is not None) != self.options.is_mtp:
-                raise _refusal("hidden rows must be given for an MTP context, and only there")
             if r.hidden is not None and r.hidden.shape != (len(r.tokens), self._n_embd):
-                raise _refusal(f"its hidden rows have the shape {r.hidden.shape}")
+                raise refused(f"its hidden rows have the shape {r.hidden.shape}")
             n_rows += len(r.tokens)
             n_outputs += r.n_outputs
         if not 0 < n_rows <= self.options.n_batch:
-            raise _refusal(f"it has {n_rows} rows, not 1 to {self.options.n_batch}")
+            raise refused(f"it has {n_rows} rows, not 1 to {self.options.n_batch}")
         if n_outputs > self.options.n_outputs:
-            raise _refusal(f"it asks for the logits of {n_outputs} rows, which is too many")
+            raise refused(f"it asks for the logits of {n_outputs} rows, which is too many")
+        self._check_kind(rows)
+
+    def _check_kind(self, rows: Sequence[Rows]) -> None:
+        if any((r.hidden is not None) != self.options.is_mtp for r in rows):
+            raise refused("hidden rows must be given for an MTP context, and only there")
+
+    def _arrays_for(self, _rows: Sequence[Rows]) -> BatchArrays:
+        return self._batch
 
     def _outputs(self, rows: Sequence[Rows], n_rows: int, n_outputs: int) -> list[Output]:
         logits = self._logits.rows(L.llama_get_logits(self._ctx), n_outputs)
-        hidden = None
-        if self._get_hidden is not None:
-            n_hidden = n_outputs if self._is_masked else n_rows
-            hidden = self._hidden.rows(self._get_hidden(self._ctx), n_hidden)
+        hidden, per_output = None, False
+        if self._hidden is not None:
+            per_output = self._hidden.per_output
+            hidden = self._hidden.rows(n_outputs if per_output else n_rows)
         outputs, row, out = [], 0, 0
         for r in rows:
-            n = r.n_outputs if self._is_masked else len(r.tokens)
+            n = r.n_outputs if per_output else len(r.tokens)
             h = None if hidden is None else hidden[row : row + n]
             outputs.append(Output(logits[out : out + r.n_outputs], h))
             row, out = row + n, out + r.n_outputs
         return outputs
 
 
-def _refusal(what: str) -> DecodeError:
+def refused(what: str) -> DecodeError:
+    """For a batch that llama.cpp must not see."""
     return DecodeError(REFUSED, f"invalid batch: {what}")
 
 
@@ -269,33 +251,3 @@ def _states(model: Any, ctx: Any, options: ContextOptions) -> RecurrentStates | 
 
 def _copied(output: Output) -> Output:
     return Output(output.logits.copy(), None if output.hidden is None else output.hidden.copy())
-
-
-def _new_context(model: Any, options: ContextOptions, rules: ContextRules) -> Any:
-    params = L.llama_context_default_params()
-    params.n_ctx, params.n_seq_max = options.n_ctx, options.n_seq
-    params.n_batch = params.n_ubatch = options.n_batch
-    params.n_outputs_max = max(options.n_outputs, options.n_seq)  # fewer than n_seq_max aborts
-    params.n_threads = params.n_threads_batch = options.n_threads
-    params.offload_kqv, params.op_offload = options.kv_offload, options.op_offload
-    params.type_k, params.type_v = (
-        CACHE_TYPE_NUMBERS[name] for name in (options.cache_k, options.cache_v)
-    )
-    params.flash_attn_type = _FLASH[options.flash]
-    params.n_rs_seq = options.n_rewind
-    if options.n_rewind + 1 >= options.n_batch:  # llama.cpp would abort in the first decode
-        raise LoadFailed(
-            f"cannot rewind {options.n_rewind} rows with a batch size of {options.n_batch}; "
-            "use a larger batch size"
-        )
-    params.kv_unified, params.swa_full = rules.unified, rules.full_window
-    if options.is_mtp:
-        params.ctx_type = L.LLAMA_CONTEXT_TYPE_MTP
-    if options.strict:
-        params.type_k = params.type_v = L.GGML_TYPE_F32
-        params.flash_attn_type = L.LLAMA_FLASH_ATTN_TYPE_DISABLED
-    with Errors() as errors:
-        ctx = L.llama_init_from_model(model, params)
-    if not ctx:
-        raise LoadFailed(f"cannot create a context of {options.n_ctx} cells: {errors.reason()}")
-    return ctx

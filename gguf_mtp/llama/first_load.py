@@ -16,7 +16,7 @@ import numpy as np
 
 from gguf_mtp.child import bound_memory
 from gguf_mtp.errors import GgufMtpError
-from gguf_mtp.llama.context import ContextOptions
+from gguf_mtp.llama.context_options import ContextOptions
 from gguf_mtp.llama.model import Model, ModelOptions
 from gguf_mtp.llama.vocab import Vocab
 from gguf_mtp.offload.directives import LoadParams

@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from gguf_mtp.llama.buffer_breakdown import BufferBreakdown
-from gguf_mtp.llama.context import ContextOptions
+from gguf_mtp.llama.context_options import ContextOptions
 from gguf_mtp.llama.model import Model, ModelOptions
 from gguf_mtp.llama.rpc import connect
 from gguf_mtp.offload.directives import LoadParams
@@ -22,24 +22,34 @@ __all__ = ["answer"]
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """`rpc`: workers; `model` and `side` (or null): `path`, `load_params`, `load_mtp`; `target` and
-    `block` (or null): options of contexts. The answer maps devices to bytes of weights, cache and
+    `block` (or null): options of contexts; `block_size` that of stages that draft blocks, or 0. The
+    answer maps devices to bytes of weights, cache and
     compute buffers of all of them together."""
     for endpoint in request["rpc"]:
         connect(endpoint)
     total: dict[str, list[int]] = {}
     with _model(request["model"]) as model:
-        target = model.context(ContextOptions(**request["target"]))
+        target = model.context(_options(request["target"]))
         _add(total, target.memory(), with_model=True)
-        target.close()
         if request["block"] is None:
             return total
-        options = ContextOptions(**request["block"])
+        options = _options(request["block"])
+        if size := request["block_size"]:
+            with _model(request["side"]) as side:
+                block = side.block_context(options, target, size)
+                _add(total, block.memory(), with_model=True)
+            return total
+        target.close()
         if request["side"] is None:
             _add(total, model.context(options).memory(), with_model=False)
             return total
         with _model(request["side"]) as side:
             _add(total, side.context(options).memory(), with_model=True)
     return total
+
+
+def _options(wanted: dict[str, Any]) -> ContextOptions:
+    return ContextOptions(**{**wanted, "layers": tuple(wanted["layers"])})
 
 
 def _model(wanted: dict[str, Any]) -> Model:

@@ -7,13 +7,16 @@ import os
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import TypeVar
 
 import llama_cpp as L
 
 from gguf_mtp.errors import LoadFailed, UnsupportedModel
 from gguf_mtp.llama.binding import check_binding
+from gguf_mtp.llama.block_context import BlockContext
 from gguf_mtp.llama.buffer_breakdown import places
-from gguf_mtp.llama.context import Context, ContextOptions
+from gguf_mtp.llama.context import Context
+from gguf_mtp.llama.context_options import ContextOptions
 from gguf_mtp.llama.context_rules import rules_of
 from gguf_mtp.llama.devices import handles, is_remote
 from gguf_mtp.llama.log import Errors, forward_log
@@ -21,6 +24,8 @@ from gguf_mtp.llama.tensor_overrides import TensorOverrides
 from gguf_mtp.llama.vocab import Vocab, meta
 from gguf_mtp.offload.directives import LoadParams
 from gguf_mtp.offload.options import LOAD_MODES
+
+AnyContext = TypeVar("AnyContext", bound=Context)
 
 
 def _unplanned(n_gpu_layers: int) -> LoadParams:
@@ -87,7 +92,25 @@ class Model:
             raise UnsupportedModel(
                 f"{self.n_mtp} MTP blocks are loaded, but llama.cpp runs exactly one"
             )
-        context = Context(self._model, self.n_hidden, self.vocab.n_tokens, options, self._rules)
+        width = self.n_hidden
+        if options.layers:
+            n_layer = L.llama_model_n_layer(self._model)
+            if max(options.layers) > n_layer:  # llama.cpp would abort
+                raise UnsupportedModel(
+                    f"the drafter reads layer {max(options.layers)}, but the model has {n_layer}"
+                )
+            width = len(options.layers) * L.llama_model_n_embd(self._model)
+        context = Context(self._model, width, self.vocab.n_tokens, options, self._rules)
+        return self._kept(context)
+
+    def block_context(
+        self, options: ContextOptions, beside: Context, block_size: int
+    ) -> BlockContext:
+        """A context for stages that draft blocks, beside the target's. Raises `LoadFailed`."""
+        n_vocab = self.vocab.n_tokens
+        return self._kept(BlockContext(self._model, n_vocab, options, beside, block_size))
+
+    def _kept(self, context: AnyContext) -> AnyContext:
         self._stack.callback(context.close)  # so that contexts die before the weights
         return context
 

@@ -34,7 +34,8 @@ class BuildSpec:
 
 
 class BuiltModel(NamedTuple):
-    """`block` is the model that holds the MTP block, where one drafts: `model` or another file."""
+    """`block` is the model that holds the MTP block or the stages, where these draft: `model` or
+    another file."""
 
     model: Model
     block: Model | None
@@ -58,13 +59,14 @@ def build(spec: BuildSpec, stack: ExitStack) -> BuiltModel:
     target = _target(spec, model, reads_hidden=block is not None)
     if block is not None:
         check_hidden_rows(target, plan.subject.facts.path)
-    parts = _Parts(spec, block, stack)
+    parts = _Parts(spec, block, target, stack)
     return BuiltModel(model, block, target, [one.build(parts) for one in selection.specs])
 
 
 def _target(spec: BuildSpec, model: Model, reads_hidden: bool) -> Context:
     contexts, facts = spec.plan.plan.contexts, spec.plan.subject.facts
-    wanted = target_options(contexts, spec.n_threads, hidden=reads_hidden)
+    shape = spec.selection.block
+    wanted = target_options(contexts, spec.n_threads, reads_hidden, shape)
     try:
         return model.context(spec.context(wanted))
     except LoadFailed as error:
@@ -75,8 +77,10 @@ def _target(spec: BuildSpec, model: Model, reads_hidden: bool) -> Context:
 class _Parts:
     """See `drafters.spec.DraftParts`."""
 
-    def __init__(self, spec: BuildSpec, block: Model | None, stack: ExitStack) -> None:
-        self._spec, self._block, self._stack = spec, block, stack
+    def __init__(
+        self, spec: BuildSpec, block: Model | None, target: Context, stack: ExitStack
+    ) -> None:
+        self._spec, self._block, self._target, self._stack = spec, block, target, stack
 
     @property
     def n_seq(self) -> int:
@@ -84,9 +88,15 @@ class _Parts:
 
     def block(self) -> DraftContext:
         assert self._block is not None
-        plan = self._spec.plan.plan
-        options = self._spec.context(block_options(plan, self._spec.n_threads))
-        return DraftContext(self._block.context(options), plan.contexts.n_draft_batch)
+        plan, selection = self._spec.plan.plan, self._spec.selection
+        shape = selection.block
+        options = self._spec.context(block_options(plan, self._spec.n_threads, shape))
+        context = (
+            self._block.context(options)
+            if shape is None
+            else self._block.block_context(options, self._target, shape.size)
+        )
+        return DraftContext(context, options.n_batch, selection.side)
 
     def model(self) -> DraftContext:
         draft = self._spec.draft_plan

@@ -152,7 +152,8 @@ def _files(facts: ModelFacts, selection: DrafterSelection) -> list[first_load.Fi
     """Every file that will be loaded."""
     files = [first_load.FirstLoad(facts, selection.uses_own_block)]
     if selection.side is not None:
-        files.append(first_load.FirstLoad(selection.side, with_block=True))
+        # Stages have no embedding: alone there is nothing to decode with them.
+        files.append(first_load.FirstLoad(selection.side, with_block=selection.block is None))
     if selection.model is not None:
         files.append(first_load.FirstLoad(selection.model, with_block=False))
     return files
@@ -177,7 +178,10 @@ def _depth(options: LoadOptions, spec: BuildSpec, fingerprint: str, stack: ExitS
     """The depth decision; what it learns is stored when `stack` closes."""
     drafts = bool(spec.selection.names)
     most = options.draft_max if drafts else 0
-    depth = depth_for(DepthOptions(options.draft_min if drafts else 0, most, options.draft_p_min))
+    shape = spec.selection.block
+    blocks = {} if shape is None else {spec.selection.block_drafter: shape.size}
+    least = options.draft_min if drafts else 0
+    depth = depth_for(DepthOptions(least, most, options.draft_p_min, blocks))
     if options.memory and isinstance(depth, AutoDepth):
         where = spec.plan.where
         file = depth_cache.file_for(

@@ -17,6 +17,8 @@ from gguf_mtp.drafters.registry import DRAFTERS, parse_drafters
 from gguf_mtp.drafters.spec import DrafterSpec
 from gguf_mtp.errors import RequestError, UnsupportedModel
 from gguf_mtp.gguf import cache_layout, model_facts
+from gguf_mtp.gguf.arch import dflash
+from gguf_mtp.gguf.arch.dflash import BlockShape
 from gguf_mtp.types import ModelFacts
 
 __all__ = ["DraftOptions", "DrafterSelection", "assign_file", "select_drafters"]
@@ -37,7 +39,7 @@ class DrafterSelection:
 
     @property
     def has_block(self) -> bool:
-        """Whether an MTP block drafts, the model's own or another file's."""
+        """Whether an MTP block drafts, the model's own or another file's, or stages do."""
         return any(spec.needs_block for spec in self.specs)
 
     @property
@@ -46,8 +48,18 @@ class DrafterSelection:
 
     @property
     def side(self) -> ModelFacts | None:
-        """The file that holds the MTP block where the model's own is not taken."""
+        """The file that holds the MTP block where the model's own is not taken, or the stages."""
         return next((self.files.get(s.name) for s in self.specs if s.needs_block), None)
+
+    @property
+    def block(self) -> BlockShape | None:
+        """How the side file drafts, if whole blocks."""
+        return dflash.shape(self.side)
+
+    @property
+    def block_drafter(self) -> str:
+        """The name of the one that has an MTP block or stages, if any."""
+        return next((spec.name for spec in self.specs if spec.needs_block), "")
 
     @property
     def model(self) -> ModelFacts | None:
@@ -88,6 +100,12 @@ def select_drafters(facts: ModelFacts, options: DraftOptions) -> DrafterSelectio
         files[owner.name] = found
     if names is None:
         return _auto(facts, files, options.is_fixed)
+    blocks = [name for name in names if DRAFTERS[name].needs_block]
+    if len(blocks) > 1:
+        raise RequestError(
+            f"draft is {options.draft!r}, but {blocks[0]} and {blocks[1]} read different rows of "
+            "the model; name one of them"
+        )
     for name in names:
         why = _why_not(facts, DRAFTERS[name], files)
         if why is not None and DRAFTERS[name].needs_model:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gguf_mtp.errors import RequestError
-from gguf_mtp.gguf.arch import deepseek4
+from gguf_mtp.gguf.arch import deepseek4, dflash
 from gguf_mtp.gguf.bytes_per_token import kv_widths
 from gguf_mtp.gguf.cache_layout import kept, state_bytes
 from gguf_mtp.gguf.ggml_types import CACHE_TYPES
@@ -71,18 +71,33 @@ class Rooms:
     outputs: int
 
 
-def rooms(facts: ModelFacts, contexts: Contexts) -> Rooms:
-    """Raises `RequestError` for a cache type that the model's rows do not fit."""
+def rooms(facts: ModelFacts, contexts: Contexts, side: ModelFacts | None = None) -> Rooms:
+    """`side` is the file that the MTP block lies in, or stages that draft blocks. Raises
+    `RequestError` for a cache type that the model's rows do not fit."""
     n_vocab, n_embd = facts.n_vocab, facts.n_embd
+    shape = dflash.shape(side)
     draft, n_seq = contexts.n_draft_batch, contexts.n_seq
+    n_drafts = n_seq * (shape.size if shape else 1)  # rows with logits
     trunk = _compute(facts, contexts, contexts.n_batch, contexts.n_outputs)
     states = _states(facts, contexts) if contexts.n_rewind else 0  # all come out of one operator
     trunk = (trunk[0] + states, *trunk[1:])
-    block = _compute(facts, contexts, draft, n_seq) if draft else (0, 0, 0)
-    host = contexts.n_outputs * n_vocab + (contexts.n_batch * n_embd if draft else 0)
+    drafter = side if side and shape else facts
+    block = _compute(drafter, contexts, draft, n_drafts) if draft else (0, 0, 0)
+    width = n_embd * (len(shape.layer_inputs) if shape else 1)
+    host = contexts.n_outputs * n_vocab + (contexts.n_batch * width if draft else 0)
     if draft:
-        host += n_seq * n_vocab + draft * n_embd
-    return Rooms(caches(facts, contexts), *trunk, *block, host * F32)
+        host += n_drafts * n_vocab + draft * n_embd
+    kept_bytes = caches(facts, contexts)
+    if side and shape:
+        kept_bytes = (*kept_bytes[:-1], _stages(side, contexts, shape.size))
+    return Rooms(kept_bytes, *trunk, *block, host * F32)
+
+
+def _stages(side: ModelFacts, contexts: Contexts, size: int) -> int:
+    """Bytes that stages keep: of every cell, and of the block that is drafted."""
+    kind = CACHE_TYPES[contexts.cache_k]
+    n_cells = -(-(contexts.n_cells + contexts.n_seq * size) // CELLS) * CELLS
+    return dflash.cell_bytes(side, kind.n_bytes / kind.block) * n_cells
 
 
 def caches(facts: ModelFacts, contexts: Contexts) -> tuple[int, ...]:
@@ -168,6 +183,8 @@ def _compute(
     full = (max(attention, routed, dense) + 6 * n_embd) * F32 + mask + scores
     if facts.architecture == "deepseek4":
         full += deepseek4.row_bytes(h, n_cells // contexts.n_seq)
+    elif facts.architecture == dflash.ARCHITECTURE:
+        full += deepseek4.stream_bytes(h)
     experts = (routed + used * n_embd) * F32 + mask
     logits = n_outputs * (facts.n_vocab + n_embd) * F32
     return (

@@ -45,7 +45,7 @@ def _read_by_cpu(plan: OffloadPlan) -> int:
 
 
 def _fit(subject: Subject, machine: Machine) -> OffloadPlan:
-    room = rooms(subject.facts, subject.contexts)
+    room = rooms(subject.facts, subject.contexts, subject.side)
     able = replace(machine, devices=usable(subject, machine, room))
     free = {d.name: _free(subject, able, i, room) for i, d in enumerate(able.devices)}
     units = subject.parts()

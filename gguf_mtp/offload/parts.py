@@ -48,7 +48,8 @@ class ModelPart:
 @dataclass(frozen=True, slots=True)
 class Subject:
     """What is placed: a model with its contexts, and the side file its MTP block comes from, if
-    any. The block is placed when `contexts.drafts`."""
+    any, or stages that draft blocks. All of that is "the block", as one layer behind the trunk's;
+    it is placed when `contexts.drafts`."""
 
     facts: ModelFacts
     contexts: Contexts
@@ -86,10 +87,10 @@ class Subject:
 
     def _key(self, tensor: TensorInfo, in_side: bool) -> tuple[Kind, int]:
         layer, n_layer = layer_of(tensor.name), self.facts.n_layer
+        if in_side and tensor.name != "token_embd.weight":
+            return ("block experts" if is_routed(tensor.name) else "block"), n_layer
         if layer is None:
-            if not tensor.name.startswith("output"):
-                return "embedding", -1
-            return ("block", n_layer) if in_side else ("head", -1)
+            return ("head" if tensor.name.startswith("output") else "embedding"), -1
         if layer >= n_layer:
             return ("block experts" if is_routed(tensor.name) else "block"), n_layer
         if is_routed(tensor.name):

@@ -107,7 +107,7 @@ def assemble(
     if subject.is_tied and head != CPU:
         tied = next(t for t in subject.facts.tensors if t.name == "token_embd.weight")
         tensors.append(Placed("output.weight", tied.n_bytes, head, tied.file))
-    room = rooms(subject.facts, subject.contexts)
+    room = rooms(subject.facts, subject.contexts, subject.side)
     return OffloadPlan(
         devices=machine.devices,
         host=machine.host,

@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 from gguf_mtp.child import run_module
 from gguf_mtp.errors import LoadFailed
+from gguf_mtp.gguf.arch import dflash
+from gguf_mtp.gguf.arch.dflash import BlockShape
 from gguf_mtp.llama import ContextOptions, Model, ModelOptions
 from gguf_mtp.offload import CPU, Contexts, Host, Machine, OffloadPlan, Subject, fit, report
 from gguf_mtp.offload.advice import context_refusal, gib, memory_advice, refusal, thrashes
@@ -212,6 +214,7 @@ def _ask(
     n_blocks = subject.facts.n_layer + subject.facts.n_mtp
     drafts = subject.contexts.drafts
     side = subject.side if drafts else None
+    shape = dflash.shape(side)
     request = {
         "rpc": list(workers),
         "model": {
@@ -225,8 +228,9 @@ def _ask(
             "load_params": side_load_params(plan).renamed(names_there),
             "load_mtp": True,
         },
-        "target": asdict(target_options(plan.contexts, 1, drafts)),
-        "block": asdict(block_options(plan, 1)) if drafts else None,
+        "target": asdict(target_options(plan.contexts, 1, drafts, shape)),
+        "block": asdict(block_options(plan, 1, shape)) if drafts else None,
+        "block_size": shape.size if shape else 0,
     }
     try:
         done = run_module("gguf_mtp.llama.memory_probe", json.dumps(request).encode(), _CHECK_S)
@@ -241,15 +245,19 @@ def _ask(
     return {names_here.get(name, name): n for name, n in found.items()} or None
 
 
-def target_options(contexts: Contexts, n_threads: int, hidden: bool) -> ContextOptions:
-    """The target's context as planned. `hidden`: something reads its hidden rows."""
+def target_options(
+    contexts: Contexts, n_threads: int, hidden: bool, shape: BlockShape | None = None
+) -> ContextOptions:
+    """The target's context as planned. `hidden`: something reads its hidden rows; with `shape` it
+    is a drafter of blocks."""
     return ContextOptions(
         n_ctx=contexts.n_cells,
         n_seq=contexts.n_seq,
         n_batch=contexts.n_batch,
         n_outputs=contexts.n_outputs,
         n_threads=n_threads,
-        hidden=hidden,
+        hidden=hidden and shape is None,
+        layers=shape.layer_inputs if hidden and shape else (),
         cache_k=contexts.cache_k,
         cache_v=contexts.cache_v,
         flash=contexts.attention,
@@ -259,14 +267,19 @@ def target_options(contexts: Contexts, n_threads: int, hidden: bool) -> ContextO
     )
 
 
-def block_options(plan: OffloadPlan, n_threads: int) -> ContextOptions:
-    """The MTP block's context as planned. It never copies experts: its batches are small."""
+def block_options(
+    plan: OffloadPlan, n_threads: int, shape: BlockShape | None = None
+) -> ContextOptions:
+    """The context of the MTP block as planned, or with `shape` of stages that draft blocks, which
+    reach past the last token. It never copies experts: its batches are small."""
     contexts = plan.contexts
+    size = shape.size if shape else 0
     return replace(
         target_options(contexts, n_threads, hidden=False),
-        is_mtp=True,
-        n_batch=contexts.n_draft_batch,
-        n_outputs=contexts.n_seq,
+        n_ctx=contexts.n_cells + contexts.n_seq * size,
+        is_mtp=shape is None,
+        n_batch=max(contexts.n_draft_batch, size),
+        n_outputs=contexts.n_seq * max(size, 1),
         kv_offload=contexts.kv_offload and plan.layers[-1] != CPU,
         op_offload=False,
         n_rewind=0,

@@ -5,6 +5,7 @@ What `mtp.*` holds is an MTP block, or the three stages of DSpark, or nothing.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -55,6 +56,18 @@ TINY: dict[str, Any] = FLASH | {
     "rope_scaling": FLASH["rope_scaling"] | {"original_max_position_embeddings": 256},
 }  # fmt: skip
 N_STAGES, MARKOV = 3, 256
+
+
+def with_dspark(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of a release with DSpark: it still names an MTP block."""
+    n_layer = config["num_hidden_layers"]
+    return config | {
+        "compress_ratios": [*config["compress_ratios"], 0, 0],
+        "dspark_block_size": 5,
+        "dspark_noise_token_id": config["vocab_size"] - 481,
+        "dspark_target_layer_ids": [n_layer - 3, n_layer - 2, n_layer - 1],
+        "dspark_markov_rank": MARKOV,
+    }
 
 
 def layout(c: dict[str, Any], drafter: Drafter = "mtp") -> list[Entry]:
@@ -151,10 +164,19 @@ def _block(p: str, c: dict[str, Any], ratio: int, is_hash: bool) -> Iterator[Ent
 def tiny(folder: Path, drafter: Drafter = "mtp", seed: int = 0) -> Path:
     """A small checkpoint of random weights."""
     rng = np.random.default_rng(seed)
-    config = TINY | {
-        "compress_ratios": [*TINY["compress_ratios"], *[0] * (drafter == "dspark") * 2]
-    }
+    config = with_dspark(TINY) if drafter == "dspark" else TINY
     return write(folder, config, layout(config, drafter), lambda e: _values(e, rng), n_shards=2)
+
+
+def changed(source: Path, folder: Path, change: dict[str, Any]) -> Path:
+    """The same checkpoint with other values in its configuration."""
+    folder.mkdir()
+    for path in source.iterdir():
+        if path.name != "config.json":
+            (folder / path.name).symlink_to(path)
+    config = json.loads((source / "config.json").read_text()) | change
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
 
 
 def _values(entry: Entry, rng: np.random.Generator) -> bytes:

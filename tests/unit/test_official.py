@@ -122,7 +122,7 @@ LARGE = ("DeepSeek-V3.2", "Kimi-K2")
 V4_RELEASES = {
     "DeepSeek-V4-Flash": Release(v4.FLASH, lambda c: v4.layout(c), 69_187, 159_609_485_896),
     "DeepSeek-V4-Flash-0731": Release(
-        v4.FLASH, lambda c: v4.layout(c, "dspark"), 72_317, 166_878_536_440
+        v4.with_dspark(v4.FLASH), lambda c: v4.layout(c, "dspark"), 72_317, 166_878_536_440
     ),
     "DeepSeek-V4-Pro": Release(v4.PRO, lambda c: v4.layout(c), 145_116, 864_704_792_696),
 }
@@ -133,7 +133,7 @@ V4_RELEASES = {
     ["DeepSeek-V4-Flash", *(pytest.param(n, marks=pytest.mark.slow) for n in [*V4_RELEASES][1:])],
 )
 def test_every_tensor_of_v4_is_accounted_for(tmp_path: Path, name: str) -> None:
-    """Of the trunk's file and of the MTP block's."""
+    """Of the trunk's file and of the drafter's."""
     release = V4_RELEASES[name]
     entries = release.entries(release.config)
     assert len(entries) == release.n_tensors
@@ -142,16 +142,22 @@ def test_every_tensor_of_v4_is_accounted_for(tmp_path: Path, name: str) -> None:
     with Checkpoint(write(tmp_path / "c", release.config, entries, holes)) as checkpoint:
         trunk = adapt(checkpoint, Choices())
         assert trunk.n_written + trunk.n_merged + len(trunk.dropped) == release.n_tensors
-        assert trunk.has_side is has_block
+        assert trunk.side == ("mtp" if has_block else "dspark")
         assert all(name.startswith("mtp.") for name in trunk.dropped)
+        side = adapt(checkpoint, Choices(mtp="only"))
+        assert side.n_written + side.n_merged + len(side.dropped) == release.n_tensors
         if has_block:
-            side = adapt(checkpoint, Choices(mtp="only"))
-            assert side.n_written + side.n_merged + len(side.dropped) == release.n_tensors
             assert side.mtp_block == release.config["num_hidden_layers"]
             both = [t.name for t in (*trunk.tensors, *side.tensors) if t.name.startswith("blk.")]
             assert len(both) == len(set(both))
+        else:
+            assert side.kv["dflash.target_layers"] == [41, 42, 43]
+            assert side.kv["tokenizer.ggml.mask_token_id"] == 128_799
     assert trunk.kv["deepseek4.embedding_length_out"] == 4 * release.config["hidden_size"]
-    assert trunk.kv["deepseek4.attention.compress_ratios"] == release.config["compress_ratios"][:-1]
+    assert (
+        trunk.kv["deepseek4.attention.compress_ratios"]
+        == (release.config["compress_ratios"][: release.config["num_hidden_layers"]])
+    )
 
 
 def adapted(folder: Path, release: Release) -> tuple[list[Entry], Adapted]:

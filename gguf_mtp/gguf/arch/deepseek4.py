@@ -134,9 +134,13 @@ def cache_bytes(
 def row_bytes(hparams: Hparams, n_cells: int) -> int:
     """What a row of a batch takes beside other architectures' buffers: its residual streams, and
     the indexer's score for every compressed key."""
-    n_embd = hparams.count("embedding_length")
     scores = hparams.count("attention.indexer.head_count") * _padded(-(-n_cells // CSA))
-    return F32 * (4 * STREAMS * n_embd + scores)
+    return stream_bytes(hparams) + F32 * scores
+
+
+def stream_bytes(hparams: Hparams) -> int:
+    """What the residual streams of a row take of a decode's buffers."""
+    return F32 * 4 * STREAMS * hparams.count("embedding_length")
 
 
 def bytes_per_cell(hparams: Hparams, value: float) -> int:
