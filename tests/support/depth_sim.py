@@ -21,16 +21,20 @@ Profile = Sequence[float]
 
 @dataclass(frozen=True)
 class Curve:
-    """Seconds: `target[m - 1]` of a decode with m rows, `step` of a draft step, `rebuild` when the
-    number of rows changed."""
+    """Seconds: `target[m - 1]` of a decode with m rows, `step` of a draft step (`is_block`: of a
+    draft), `rebuild` when the number of rows changed."""
 
     name: str
     target: tuple[float, ...]
     step: float = 0.1
     rebuild: float = 0.0
+    is_block: bool = False
 
     def seconds(self, n_rows: int, n_steps: int) -> float:
-        return self.target[n_rows - 1] + self.step * n_steps
+        return self.target[n_rows - 1] + self.drafting(n_steps)
+
+    def drafting(self, n_tokens: int) -> float:
+        return self.step * (min(n_tokens, 1) if self.is_block else n_tokens)
 
 
 def curve(name: str, law: Callable[[int], float], step: float = 0.1, rebuild: float = 0.0) -> Curve:
@@ -135,7 +139,7 @@ def simulate(
         probe = depth.prober.probe if isinstance(depth, AutoDepth) else None
         target_s = world.target[n] + (world.rebuild if n + 1 != last_rows else 0.0)
         last_rows = n + 1
-        draft_s = world.step * n
+        draft_s = world.drafting(n)
         n_accepted = 0
         while n_accepted < n and rng.random() < profile[n_accepted]:
             n_accepted += 1

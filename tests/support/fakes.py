@@ -172,3 +172,49 @@ class FakeMtp:
             raise SavedStateError("refused")
         self.cache[seq] = list(data)
         return len(data)
+
+
+class FakeBlocks(FakeTarget):
+    """A `Decoder` that plays DSpark's stages beside `FakeTarget`: rows with `hidden` are certain
+    ones, which must follow the cache; rows without are a block of `MASK`s behind a certain token.
+
+    It goes on from its own likeliest tokens, by the target's law where `skill(tokens)` is true.
+    """
+
+    MASK = N_VOCAB + 1
+
+    def __init__(
+        self,
+        n_seq: int = 1,
+        *,
+        n_batch: int = 512,
+        skill: Callable[[Sequence[int]], bool] = lambda tokens: sum(tokens) % 3 > 0,
+        fail_at: frozenset[int] = frozenset(),
+    ) -> None:
+        super().__init__(n_seq, n_batch=n_batch, fail_at=fail_at)
+        self._skill = skill
+
+    def decode(self, rows: Sequence[Rows]) -> Step:
+        assert len({r.hidden is None for r in rows}) == 1, "two kinds of rows in a batch"
+        assert rows[0].hidden is not None or len({len(r.tokens) for r in rows}) == 1
+        return super().decode(rows)
+
+    def _rows(self, r: Rows) -> Output:
+        assert r.pos == self.n_past(r.seq), (r.pos, self.n_past(r.seq))
+        cache = self.cache[r.seq]
+        if r.hidden is not None:
+            assert r.n_outputs == 0
+            for hidden in r.hidden:
+                cache.append(int(hidden[1]))
+                assert (hidden == hidden_row(cache, len(cache) - 1)).all(), "the wrong rows"
+            return Output(np.empty((0, N_VOCAB), np.float32), None)
+        assert r.n_outputs == len(r.tokens)
+        assert list(r.tokens[1:]) == [self.MASK] * (len(r.tokens) - 1)
+        text, logits, sure = [*cache, r.tokens[0]], [], []
+        for _ in r.tokens:
+            law = np.roll(logits_after(text), 0 if self._skill(text) else 1)
+            logits.append(law)
+            sure.append([(1 + sum(text) % 8) / 10, np.nan])
+            text.append(int(law.argmax()))
+        cache += r.tokens
+        return Output(np.array(logits, np.float32), np.array(sure, np.float32))

@@ -67,6 +67,18 @@ def test_draft_steps_are_told_apart_from_the_first_and_from_rows() -> None:
     assert (first, further, row) == pytest.approx((0.15, 0.1, 0.02), rel=0.1)
 
 
+def test_a_block_has_one_price_however_long_it_is() -> None:
+    cost = DraftCost(is_block=True)
+    rng = random.Random(2)
+    for _ in range(200):
+        n = rng.randint(1, 5)
+        cost.observe(n, n, 0.3)
+    first, further, _ = cost.parts(1.0)
+    assert first == pytest.approx(0.3, rel=0.05)
+    assert further == 0
+    assert DraftCost(is_block=True).parts(1.0)[1] == 0, "before anything was measured too"
+
+
 # -- acceptance --------------------------------------------------------------------------------
 
 

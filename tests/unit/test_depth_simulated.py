@@ -7,12 +7,13 @@ grid runs under the marker `slow`; a part of it, chosen where policies differ mo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import ClassVar
 
 import pytest
 
-from gguf_mtp.depth import AutoDepth, FixedDepth
+from gguf_mtp.depth import AutoDepth, DepthOptions, FixedDepth
 from gguf_mtp.depth.protocol import Depth, DraftRequest, RoundFeedback
 from gguf_mtp.types import DraftLimit
 from tests.support.depth_bounds import (
@@ -32,6 +33,7 @@ from tests.support.depth_sim import (
     curve,
     easy,
     falling,
+    fixed_rate,
     law_profile,
     silent,
     simulate,
@@ -78,6 +80,24 @@ class IgnoresShape:
 
 def test_as_fast_as_the_best_fixed_depth_and_never_slower_than_plain() -> None:
     check_stationary(AutoDepth, TELLING_CELLS, 6)
+
+
+@pytest.mark.parametrize("profile", [HIGH, MIDDLE, LOW], ids=["high", "middle", "low"])
+def test_a_drafter_of_blocks_is_priced_once(profile: Profile) -> None:
+    """A block costs 0.4 plain steps and has up to 5 tokens: short drafts are as dear as long."""
+    steep = curve("rows cost", lambda m: 1.0 + 0.12 * (m - 1), step=0.4)
+    world = replace(steep, is_block=True)
+    depth = AutoDepth(DepthOptions(blocks={"": 5}))
+    trace = simulate(depth, world, lambda _: profile, 1500, (0.03, 5))
+    assert max(trace.depths) <= 5
+    best = max(fixed_rate(world, profile, n) for n in range(6))
+    assert trace.rate(start=300) >= 0.95 * best
+
+
+def test_a_fixed_depth_stays_within_the_block() -> None:
+    depth = FixedDepth(8, blocks={"dspark": 5})
+    limits = depth.choose([DraftRequest(0, 8, ["dspark"]), DraftRequest(1, 8, ["mtp"])])
+    assert [limit.n for limit in limits] == [5, 8]
 
 
 @pytest.mark.parametrize("make", [lambda: FixedDepth(0), lambda: FixedDepth(3), IgnoresShape])

@@ -14,15 +14,18 @@ import pytest
 
 from gguf_mtp.drafters import registry
 from gguf_mtp.drafters.draft_model import ModelDrafter
+from gguf_mtp.drafters.dspark import DsparkDrafter
 from gguf_mtp.drafters.mtp import FLUSH, MtpDrafter
 from gguf_mtp.drafters.ngram import NgramDrafter
 from gguf_mtp.errors import DecodeError
+from gguf_mtp.gguf.arch.dflash import BlockShape
 from gguf_mtp.params import SamplingParams
 from gguf_mtp.sampling.chain import SamplingChain
 from gguf_mtp.types import Ask, Draft, Drafter, DraftLimit, Rows
-from tests.support.fakes import N_VOCAB, FakeMtp, FakeTarget, hidden_row, logits_after
+from tests.support.fakes import N_VOCAB, FakeBlocks, FakeMtp, FakeTarget, hidden_row, logits_after
 
 N_SEQ = 3
+SHAPE = BlockShape(5, FakeBlocks.MASK, (1, 2))
 GREEDY = SamplingChain(SamplingParams(temperature=0))
 
 
@@ -38,9 +41,14 @@ def model_drafter() -> Drafter:
     return ModelDrafter(FakeTarget(N_SEQ, n_batch=64), 64)
 
 
+def dspark_drafter() -> Drafter:
+    return DsparkDrafter(FakeBlocks(N_SEQ), N_SEQ, 512, SHAPE)
+
+
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "mtp": mtp_drafter,
     "ngram": ngram_drafter,
+    "dspark": dspark_drafter,
     "model": model_drafter,
 }
 
@@ -237,5 +245,75 @@ def test_a_failed_decode_leaves_certain_rows_only(n: int) -> None:
     with pytest.raises(DecodeError):
         drafter.propose([Ask(0, tokens, DraftLimit(4), GREEDY)])
     assert mtp.cache[0] == ([] if n == 1 else tokens)
+    [draft] = drafter.propose([Ask(0, tokens, DraftLimit(4), GREEDY)])
+    assert len(draft.tokens) == 4
+
+
+# -- DSpark's own --------------------------------------------------------------------------------
+
+
+def blocks(n_tokens: int, context: FakeBlocks, n_batch: int = 512) -> tuple[Drafter, list[int]]:
+    """A drafter that has observed all but the last of `n_tokens`."""
+    drafter = DsparkDrafter(context, N_SEQ, n_batch, SHAPE)
+    tokens = [(5 * i) % N_VOCAB for i in range(n_tokens)]
+    drafter.observe([rows_of(tokens, 0, 0)])
+    return drafter, tokens
+
+
+@pytest.mark.parametrize("n", [1, 3, 5, 9])
+def test_a_block_costs_two_decodes_whatever_its_length(n: int) -> None:
+    """And no more than a block is drafted."""
+    context = FakeBlocks()
+    drafter, tokens = blocks(9, context)
+    [draft] = drafter.propose([Ask(0, tokens, DraftLimit(n), GREEDY)])
+    assert len(draft.tokens) == min(n, 5)
+    assert [len(batch[0].tokens) for batch in context.batches] == [8, 5]
+    assert context.cache[0] == tokens[:-1]
+
+
+def test_a_draft_ends_behind_a_token_that_the_block_did_not_go_on_from() -> None:
+    """What follows was guessed for the likeliest token; each has the law it was drawn from."""
+    context = FakeBlocks(skill=lambda _: True)
+    drafter, tokens = blocks(9, context)
+    lengths = set()
+    for seed in range(60):
+        chain = SamplingChain(SamplingParams(1.5, 0, 1.0, 0.0, seed=seed))
+        [draft] = drafter.propose([Ask(0, tokens, DraftLimit(5), chain)])
+        text = list(tokens)
+        for k, (token, law) in enumerate(zip(draft.tokens, draft.probs, strict=True)):
+            expected = chain.target_probs(logits_after(text))
+            assert law is not None
+            assert law.probs == pytest.approx(expected.probs)
+            likeliest = int(logits_after(text).argmax())
+            assert token == likeliest or k == len(draft.tokens) - 1
+            text.append(likeliest)
+        lengths.add(len(draft.tokens))
+    assert len(lengths) > 2
+
+
+def test_more_rows_than_a_batch_holds_are_decoded_in_several() -> None:
+    context = FakeBlocks(N_SEQ, n_batch=64)
+    drafter = DsparkDrafter(context, N_SEQ, 64, BlockShape(30, FakeBlocks.MASK, (1,)))
+    texts = [[(s + 5 * i) % N_VOCAB for i in range(41)] for s in range(N_SEQ)]
+    drafter.observe([rows_of(text, s, 0) for s, text in enumerate(texts)])
+    asks = [Ask(s, text, DraftLimit(4), GREEDY) for s, text in enumerate(texts)]
+    drafts = drafter.propose(asks)
+    assert [len(batch) for batch in context.batches] == [1, 1, 1, 2, 1]
+    assert drafts == [blocks_alone(ask) for ask in asks]
+
+
+def blocks_alone(ask: Ask) -> Draft:
+    drafter = DsparkDrafter(FakeBlocks(N_SEQ), N_SEQ, 512, BlockShape(30, FakeBlocks.MASK, (1,)))
+    drafter.observe([rows_of(list(ask.tokens), ask.seq, 0)])
+    return drafter.propose([ask])[0]
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_failed_block_leaves_certain_rows_only(n: int) -> None:
+    context = FakeBlocks(fail_at=frozenset({n}))
+    drafter, tokens = blocks(9, context)
+    with pytest.raises(DecodeError):
+        drafter.propose([Ask(0, tokens, DraftLimit(4), GREEDY)])
+    assert context.cache[0] == ([] if n == 1 else tokens[:-1])
     [draft] = drafter.propose([Ask(0, tokens, DraftLimit(4), GREEDY)])
     assert len(draft.tokens) == 4

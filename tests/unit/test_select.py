@@ -53,7 +53,7 @@ def test_wishes_are_read(text: str, names: tuple[str, ...] | None) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("eagle", "'eagle' is not one of auto, off, ngram, mtp, model"),
+        ("eagle", "'eagle' is not one of auto, off, ngram, mtp, dspark, model"),
         ("mtp,off", "'off' cannot be combined"),
         ("auto,ngram", "'auto' cannot be combined"),
         ("mtp,mtp", "names 'mtp' twice"),
