@@ -6,9 +6,10 @@ with `strict` that is an error. Parameters come in the schema's order, like prop
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from gguf_mtp.answers.dsml_schema import Arguments, ToolSchema
 from gguf_mtp.chat.dsml import CALL, CALL_END, CALLS, CALLS_END, DSML, PARAMETER, PARAMETER_END
 from gguf_mtp.errors import RequestError
 from gguf_mtp.grammar.json_schema import compile_schema, json_rule
@@ -16,13 +17,13 @@ from gguf_mtp.grammar.matching import Grammars, quoted
 
 __all__ = ["TEXT", "call_rule", "calls_rule"]
 
-TEXT = """text: (PLAIN | LESS | CLOSING)*
+TEXT = """text: (PLAIN | LESS)*
 PLAIN: /[^<]+/
-LESS: "<"
-CLOSING: /<\\/[^<｜]/"""
-"""Whatever holds no `</｜`, which ends an argument."""
-_OF_TEXT = frozenset(["minLength", "maxLength", "pattern", "format"])
-_NOT_TEXT = frozenset(["number", "integer", "boolean", "array", "object", "null"])
+LESS: /(<+\\/)*<+[^<\\/]|(<+\\/)+[^<｜]/"""
+"""Whatever holds no `</｜`, which ends an argument: what may be its beginning is read to where it
+is none."""
+_TEXT_END = "/<*(<+\\/)+/"
+"""What of an argument's end is text, and the first two characters of the end itself."""
 
 
 def _spelled(grammars: Grammars, text: str) -> str:
@@ -47,65 +48,76 @@ def call_rule(grammars: Grammars, index: int, function: Mapping[str, Any], head:
     """
     field = f"tools[{index}].function.parameters"
     schema = dict(function.get("parameters") or {})
-    lenient = function.get("strict") is not True
-    properties = schema.get("properties") or {}
-    if schema.get("type", "object") != "object" or not isinstance(properties, Mapping):
-        raise RequestError(f"{field} must be an object with properties")
+    strict = function.get("strict") is True
     try:
-        compile_schema(grammars, schema | {"type": "object"}, lenient)
+        if "object" not in _types(schema):
+            raise RequestError("at /type: it must be an object")
+        compile_schema(grammars, schema, not strict)
+        tool = _Tool(grammars, ToolSchema(schema), index, strict)
+        bodies = [tool.body(i, one) for i, one in enumerate(tool.schema.alternatives(strict))]
     except RequestError as error:
         raise RequestError(f"{field}: {error}") from None
-    definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-    required, rules, parts = schema.get("required") or [], [], []
-    for i, (name, part) in enumerate(properties.items()):
-        if '"' in name:
-            raise RequestError(f"{field}: the property {name!r} cannot be named in DSML")
-        whole = {**definitions, **part} if isinstance(part, Mapping) else part
-        if not lenient and isinstance(part, Mapping) and _OF_TEXT & part.keys():
-            raise RequestError(f"{field}: at /properties/{name}: DSML cannot enforce it")
-        forms = " | ".join(_forms(grammars, name, whole, lenient))
-        rules.append(f"parameter_{index}_{i}: {forms}")
-        parts.append(f"parameter_{index}_{i}" + ("" if name in required else "?"))
-    if not properties and lenient:
-        rules.append(f"parameter_{index}: {' | '.join(_any(grammars))}")
-        parts.append(f"parameter_{index}*")
     end = _spelled(grammars, f"{CALL_END}\n")
-    body = " ".join([_spelled(grammars, head) if head else "", *parts, '"\\n"?', end])
-    return "\n".join([f"call_{index}: {body.strip()}", *rules])
+    body = " | ".join(f"({one})" if one else '""' for one in bodies)
+    start = _spelled(grammars, head) if head else ""
+    call = f'call_{index}: {start} ({body}) "\\n"? {end}'
+    return "\n".join([call, *tool.rules])
 
 
-def _forms(grammars: Grammars, name: str, schema: Any, lenient: bool) -> Iterator[str]:
-    kinds = schema.get("type") if isinstance(schema, Mapping) else None
-    kinds = {kinds} if isinstance(kinds, str) else set(kinds or ())
-    values = _values(schema)
-    end = _spelled(grammars, f"{PARAMETER_END}\n")
-    if values is not None:
-        texts = [quoted(value) for value in values if isinstance(value, str)]
-        if texts:
-            yield f"{_tag(grammars, name, 'true')} ({' | '.join(texts)}) {end}"
-        if len(texts) == len(values):
-            return
-    elif not kinds or "string" in kinds:
-        yield f"{_tag(grammars, name, 'true')} text {end}"
-    if not kinds or kinds & _NOT_TEXT:
-        yield f"{_tag(grammars, name, 'false')} {json_rule(schema, lenient)} {end}"
+def _types(schema: Mapping[str, Any]) -> Sequence[str]:
+    kinds = schema.get("type", "object")
+    return [kinds] if isinstance(kinds, str) else kinds
 
 
-def _values(schema: Any) -> list[Any] | None:
-    """All that a value may be, where the schema lists it."""
-    if not isinstance(schema, Mapping):
-        return None
-    if "const" in schema:
-        return [schema["const"]]
-    return list(schema["enum"]) if isinstance(schema.get("enum"), list) else None
+class _Tool:
+    """Rules for the arguments of one tool."""
 
+    def __init__(self, grammars: Grammars, schema: ToolSchema, index: int, strict: bool) -> None:
+        self.schema = schema
+        self.rules: list[str] = []
+        self._grammars, self._index, self._strict = grammars, index, strict
 
-def _any(grammars: Grammars) -> Iterator[str]:
-    start, end = _spelled(grammars, PARAMETER), _spelled(grammars, f"{PARAMETER_END}\n")
-    for is_text, value in (("true", "text"), ("false", json_rule(True))):
-        rest = quoted(f'" string="{is_text}">')
-        yield f'{start} /[^"\\n]+/ {rest} {value} {end}'
+    def body(self, alternative: int, arguments: Arguments) -> str:
+        """One set of arguments, in the schema's order."""
+        parts = []
+        for i, (name, schema) in enumerate(arguments.named.items()):
+            rule = f"parameter_{self._index}_{alternative}_{i}"
+            forms = " | ".join(self._forms(name, schema))
+            if forms:
+                self.rules.append(f"{rule}: {forms}")
+                parts.append(rule + ("" if name in arguments.required else "?"))
+            elif name in arguments.required:
+                raise RequestError(f"at /properties/{name}: nothing can follow it")
+        more = arguments.more
+        is_open = more not in (None, False) or (more is None and not self._strict)
+        if not arguments.named and is_open:
+            rule = f"parameter_{self._index}_{alternative}"
+            forms = " | ".join(self._forms(None, True if more is None else more))
+            self.rules.append(f"{rule}: {forms}")
+            parts.append(f"{rule}*")
+        return " ".join(parts)
 
+    def _forms(self, name: str | None, schema: Any) -> Iterator[str]:
+        """As text and as JSON, as far as the schema admits either; of any name without one."""
+        texts, end = self.schema.texts(schema), _spelled(self._grammars, f"{PARAMETER_END}\n")
+        if texts and texts.unbound and self._strict:
+            raise RequestError(
+                f"at /properties/{name}: DSML cannot enforce it, as {texts.unbound} is said of text"
+            )
+        if texts.any:
+            rest = _spelled(self._grammars, f"{PARAMETER_END}\n".removeprefix("</"))
+            yield f"{self._tag(name, 'true')} text {_TEXT_END} {rest}"
+        elif texts:
+            listed = " | ".join(map(quoted, texts.values))
+            yield f"{self._tag(name, 'true')} ({listed}) {end}"
+        if self.schema.admits_json(schema):
+            value = json_rule(self.schema.alone(schema), not self._strict)
+            yield f"{self._tag(name, 'false')} {value} {end}"
 
-def _tag(grammars: Grammars, name: str, is_text: str) -> str:
-    return _spelled(grammars, f'{PARAMETER}{name}" string="{is_text}">')
+    def _tag(self, name: str | None, is_text: str) -> str:
+        rest = f'" string="{is_text}">'
+        if name is None:
+            return f'{_spelled(self._grammars, PARAMETER)} /[^"\\n]+/ {quoted(rest)}'
+        if '"' in name:
+            raise RequestError(f"the property {name!r} cannot be named in DSML")
+        return _spelled(self._grammars, f"{PARAMETER}{name}{rest}")

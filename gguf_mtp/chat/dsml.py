@@ -73,7 +73,7 @@ class DsmlParser:
         self._seeker = Seeker(CALLS)
         self._held = ""  # content: whitespace that may be dropped; then text before a whole tag
         self._n_arguments = 0
-        self._is_text = False
+        self._is_text, self._is_empty = False, True  # of the argument that is being read
 
     def add(self, text: str) -> list[Event]:
         """What became certain with `text`."""
@@ -105,7 +105,7 @@ class DsmlParser:
         if found.marker is None:
             return ""
         if self._state == "value":
-            self._argue('"' if self._is_text else "", events)
+            self._argue('"' if self._is_text else "null" if self._is_empty else "", events)
         self._state, self._held = "call" if self._state == "value" else "calls", ""
         return found.after
 
@@ -140,7 +140,7 @@ class DsmlParser:
 
     def _parameter(self, attributes: str, events: list[Event]) -> None:
         key = _NAME.search(attributes)
-        self._is_text = bool(_IS_TEXT.search(attributes))
+        self._is_text, self._is_empty = bool(_IS_TEXT.search(attributes)), True
         before = ", " if self._n_arguments else "{"
         name = json.dumps(key[1] if key else "", ensure_ascii=False)
         quote = '"' if self._is_text else ""
@@ -149,6 +149,7 @@ class DsmlParser:
         self._state, self._seeker = "value", Seeker(PARAMETER_END)
 
     def _value(self, text: str, events: list[Event]) -> None:
+        self._is_empty = self._is_empty and not text.strip()
         self._argue(json.dumps(text, ensure_ascii=False)[1:-1] if self._is_text else text, events)
 
     def _argue(self, text: str, events: list[Event]) -> None:

@@ -16,7 +16,15 @@ from typing import Any
 from gguf_mtp.errors import RequestError
 from gguf_mtp.grammar.matching import Grammar, Grammars
 
-__all__ = ["ANY_OBJECT", "compile_schema", "json_rule"]
+__all__ = [
+    "ANY_OBJECT",
+    "ONE_SCHEMA",
+    "SCHEMA_LISTS",
+    "SCHEMA_MAPS",
+    "compile_schema",
+    "json_rule",
+    "subschemas",
+]
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
@@ -31,9 +39,12 @@ _WHITE_SPACE = r" |\n{1,2}[ \t]{0,20}"
 while a pretty printer's lines stay possible."""
 _OWN_PLACE = re.compile(r"^line \d+, column \d+: failed to compile JSON schema: ")
 """Of the one line that a schema becomes."""
-_ONE = ("items", "additionalProperties", "not", "contains", "propertyNames", "if", "then", "else")
-_LISTS = ("anyOf", "allOf", "oneOf", "prefixItems")
-_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+ONE_SCHEMA = (
+    "items", "additionalProperties", "not", "contains", "propertyNames", "if", "then", "else",
+)  # fmt: skip
+SCHEMA_LISTS = ("anyOf", "allOf", "oneOf", "prefixItems")
+SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+"""Keywords with a schema, with a list of them, with schemas by name."""
 
 
 def json_rule(schema: Any, lenient: bool = False) -> str:
@@ -90,7 +101,7 @@ def _locate(grammars: Grammars, schema: Any, lenient: bool, reason: str) -> tupl
     }
     place, part, n_left = "", schema, MAX_TRIED
     while True:
-        for child_place, child in _parts(place, part):
+        for child_place, child in subschemas(place, part):
             whole = {**definitions, **child} if isinstance(child, Mapping) else child
             n_left -= len(json_rule(whole)) + TRIAL_CHARS
             if n_left < 0:
@@ -107,15 +118,15 @@ def _locate(grammars: Grammars, schema: Any, lenient: bool, reason: str) -> tupl
             return place or "the root", reason
 
 
-def _parts(place: str, schema: Any) -> Iterator[tuple[str, Any]]:
+def subschemas(place: str, schema: Any) -> Iterator[tuple[str, Any]]:
     """The schemas directly inside `schema`, with their pointers."""
     if not isinstance(schema, Mapping):
         return
     for key, value in schema.items():
-        if key in _ONE or (key in _LISTS and isinstance(value, Sequence)):
+        if key in ONE_SCHEMA or (key in SCHEMA_LISTS and isinstance(value, Sequence)):
             inner = [(f"{place}/{key}", value)]
-            yield from _inside(*inner[0]) if key in _LISTS else inner
-        elif key in _MAPS and isinstance(value, Mapping):
+            yield from _inside(*inner[0]) if key in SCHEMA_LISTS else inner
+        elif key in SCHEMA_MAPS and isinstance(value, Mapping):
             yield from _inside(f"{place}/{key}", value)
 
 

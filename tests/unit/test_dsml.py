@@ -273,3 +273,144 @@ def test_a_tool_that_says_nothing_takes_anything() -> None:
 def test_the_calls_of_v3_2_are_another_format() -> None:
     older = ChatTemplate("{{ '<｜DSML｜function_calls>' }}", bos="", eos="")
     assert older.tool_format is None
+
+
+# -- schemas -------------------------------------------------------------------------------------
+
+PLACE = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+TREE = {
+    "type": "object",
+    "properties": {"left": {"$ref": "#"}, "n": {"type": "integer"}},
+    "additionalProperties": False,
+}
+
+
+def takes(
+    parameters: dict[str, Any], *arguments: tuple[str, str, bool], strict: bool = True
+) -> bool:
+    tool = {"function": {"name": "f", "parameters": parameters, "strict": strict}}
+    return follows(behind(calls(invoke("f", *arguments))), tools=[tool])
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        (
+            {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+            [("3", False), ("null", False)],
+            [("3", True), ('"3"', False)],
+        ),
+        (
+            {"anyOf": [{"type": "string"}, {"type": "integer"}]},
+            [("x", True), ("3", False)],
+            [("true", False)],
+        ),
+        ({"$ref": "#/$defs/Place"}, [('{"x": 1}', False)], [("x", True), ('{"y": 1}', False)]),
+        ({"$ref": "#/$defs/Color"}, [("red", True)], [("blue", True), ("1", False)]),
+        ({"$ref": "#/properties/other"}, [("3", False)], [("3", True)]),
+        (
+            {"allOf": [{"$ref": "#/$defs/Color"}, {"enum": ["red", "gold"]}]},
+            [("red", True)],
+            [("gold", True), ("green", True)],
+        ),
+        (
+            {"anyOf": [{"$ref": "#/$defs/Color"}, {"const": "none"}, {"type": "boolean"}]},
+            [("green", True), ("none", True), ("true", False)],
+            [("other", True), ("1", False)],
+        ),
+        ({"type": ["string", "null"], "enum": ["a", None]}, [("a", True), ("null", False)],
+         [("b", True), ("3", False)]),
+        (True, [("x", True), ("[1]", False)], []),
+    ],
+)  # fmt: skip
+def test_a_value_may_be_what_its_schema_says(
+    strict: bool, schema: Any, good: list[tuple[str, bool]], bad: list[tuple[str, bool]]
+) -> None:
+    """References and alternatives are followed, and text is text only where that may be."""
+    parameters = {
+        "properties": {"a": schema, "other": {"type": "integer"}},
+        "required": ["a"],
+        "$defs": {"Place": PLACE, "Color": {"enum": ["red", "green"]}},
+    }
+    for value in good:
+        assert takes(parameters, ("a", *value), strict=strict), value
+    for value in bad:
+        assert not takes(parameters, ("a", *value), strict=strict), value
+
+
+def test_a_schema_may_refer_to_itself() -> None:
+    assert takes(TREE, ("left", '{"left": {"n": 1}}', False), ("n", "2", False))
+    assert not takes(TREE, ("left", '{"left": {"n": "x"}}', False))
+    assert not takes(TREE, ("left", "x", True))
+
+
+def test_the_arguments_themselves_may_be_alternatives() -> None:
+    one = {"properties": {"path": {"type": "string"}}, "required": ["path"]}
+    two = {"properties": {"id": {"type": "integer"}}, "required": ["id"]}
+    common = {"properties": {"force": {"type": "boolean"}}}
+    for parameters in (
+        {"type": "object", "anyOf": [one, two], **common},
+        {"$ref": "#/$defs/Both", "$defs": {"Both": {"anyOf": [one, two], **common}}},
+        {"allOf": [common, {"oneOf": [one, two]}]},
+    ):
+        force = ("force", "true", False)
+        strict = "allOf" not in parameters
+        for given in ([("path", "x", True)], [force, ("path", "x", True)], [("id", "1", False)]):
+            assert takes(parameters, *given, strict=strict), (parameters, given)
+        for given in ([], [force], [("path", "x", True), ("id", "1", False)], [("id", "1", True)]):
+            assert not takes(parameters, *given, strict=strict), (parameters, given)
+
+
+def test_arguments_that_nothing_names() -> None:
+    text, number = ("any", "x", True), ("any", "1", False)
+    assert takes({"additionalProperties": {"type": "string"}}, text)
+    assert not takes({"additionalProperties": {"type": "string"}}, number)
+    assert takes({"additionalProperties": {"type": "integer"}}, number, ("more", "2", False))
+    assert not takes({"additionalProperties": {"type": "integer"}}, text)
+    for closed in ({"additionalProperties": False}, {"properties": {}, "type": ["object"]}):
+        assert takes(closed)
+        assert not takes(closed, text)
+    wanted = {"properties": {}, "required": ["any"]}
+    assert takes(wanted, text)
+    assert takes(wanted, number)
+    assert not takes(wanted)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ({"properties": {"a": {"$ref": "#/$defs/no"}}}, "(leads nowhere|does not exist)"),
+        ({"properties": {"a": {"anyOf": [{"type": "string", "pattern": "x"}, {"type": "null"}]}}},
+         "at /properties/a: DSML cannot enforce it, as pattern is said of text"),
+        ({"properties": {"a": {}}, "required": ["a"], "minProperties": 1}, "minProperties"),
+        ({"required": ["a"], "additionalProperties": False}, "'a' is required, but not allowed"),
+        ({"anyOf": [{"type": "string"}]}, "no arguments can follow it"),
+    ],
+)  # fmt: skip
+def test_what_a_schema_says_in_vain_is_refused(parameters: dict[str, Any], said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        takes(parameters)
+
+
+def test_a_number_that_says_something_of_text_is_bound() -> None:
+    assert takes({"properties": {"a": {"type": "integer", "pattern": "x"}}}, ("a", "1", False))
+
+
+def test_text_is_whatever_does_not_end_it() -> None:
+    rng = random.Random(4)
+    tool = {"function": {"name": "f", "parameters": {"properties": {"a": {"type": "string"}}}}}
+    texts = ["", "<", "</", "</<", "<<//", "a</<p></", "</</</x", "｜", "<｜"]
+    texts += ["".join(rng.choice("<</｜a") for _ in range(rng.randint(1, 9))) for _ in range(300)]
+    for text in texts:
+        ends = "</｜" in text
+        assert follows(behind(calls(invoke("f", ("a", text, True)))), tools=[tool]) != ends, text
+        if not ends:
+            _, [(_, arguments)] = read([calls(invoke("f", ("a", text, True)))])
+            assert json.loads(arguments) == {"a": text}
+
+
+def test_an_empty_value_is_null() -> None:
+    """Where nothing binds a model it may say that a value is JSON and give none."""
+    _, [(_, arguments)] = read([calls(invoke("f", ("a", "", False), ("b", " ", False)))])
+    assert json.loads(arguments) == {"a": None, "b": None}
