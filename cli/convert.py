@@ -281,6 +281,7 @@ def _drafter(a: Account) -> str:
 def _verify(
     job: ConversionJob, out: Path, options: ConvertOptions, say: Callable[[str], None]
 ) -> None:
+    from ..drafters.registry import label_of
     from ..errors import ConversionError
     from .selftest import self_test
 
@@ -290,5 +291,6 @@ def _verify(
     say(f"self-test: {result.sentence}")
     if result.is_broken:
         raise ConversionError(
-            f"{first} is written, but its drafter is broken: {result.drafted} drafts, none accepted"
+            f"{first} is written, but {label_of(drafter or '')} is broken: {result.drafted} "
+            "drafts, none accepted"
         )

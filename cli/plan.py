@@ -114,7 +114,8 @@ def plan(
     from ..offload import fit
     from ..offload.report import account, document
 
-    subject, draft = _subjects(_facts(model, config, type_), run_args)
+    facts, side = _facts(model, config, type_)
+    subject, draft = _subjects(facts, side, run_args)
     machine = _machine(machine_args)
     beside = fit(draft, machine) if draft else None
     if beside:
@@ -129,29 +130,36 @@ def plan(
         _show(made, found)
 
 
-def _facts(model: Path | None, config: Path | None, type_: str) -> ModelFacts:
+def _facts(
+    model: Path | None, config: Path | None, type_: str
+) -> tuple[ModelFacts, ModelFacts | None]:
+    """The model's, and those of a drafter in a file of its own."""
     from ..errors import RequestError
 
     if model is not None and config is not None:
         raise RequestError("give a model file or --config, not both")
     if config is None:
+        from ..drafters.registry import drafter_beside
         from ..gguf.model_facts import read
         from .open_session import demo_path
 
-        return read(model or demo_path())
+        facts = read(model or demo_path())
+        return facts, None if facts.can_draft else drafter_beside(facts)[1]
     from ..converters.from_config import facts_from_config
 
     return facts_from_config(config, type_)
 
 
-def _subjects(facts: ModelFacts, args: RunArgs) -> tuple[Subject, Subject | None]:
-    """What is placed: the model, and the draft model where one is named."""
+def _subjects(
+    facts: ModelFacts, beside: ModelFacts | None, args: RunArgs
+) -> tuple[Subject, Subject | None]:
+    """What is placed: the model with its drafter, and the draft model where one is named."""
     from ..offload import Subject
     from ..placement import context_size
     from ..placement.draft_placement import draft_subject
 
     wanted = args.draft and args.draft_max > 0
-    side, model = (None, None)
+    side, model = beside if wanted else None, None
     if wanted and args.draft_model:
         side, model = _drafting(facts, args.draft_model)
     drafts = wanted and model is None and (side is not None or facts.can_draft)

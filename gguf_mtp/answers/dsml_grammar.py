@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gguf_mtp.answers.dsml_schema import Arguments, ToolSchema
-from gguf_mtp.chat.dsml import CALL, CALL_END, CALLS, CALLS_END, DSML, PARAMETER, PARAMETER_END
+from gguf_mtp.chat.dsml import CALL, CALL_END, DSML, PARAMETER, PARAMETER_END, Dsml
 from gguf_mtp.errors import RequestError
 from gguf_mtp.grammar.json_schema import compile_schema, json_rule
 from gguf_mtp.grammar.matching import Grammars, quoted
@@ -30,14 +30,17 @@ def _spelled(grammars: Grammars, text: str) -> str:
     return grammars.spelled(text, (DSML,))
 
 
-def calls_rule(grammars: Grammars, heads: list[str], is_single: bool, begins: str) -> str:
+def calls_rule(
+    grammars: Grammars, fmt: Dsml, heads: list[str], is_single: bool, begins: str
+) -> str:
     """Lark for calls, one of `heads` each. `begins`: what of the opening is not there yet, "all",
     "tag" (all but the first `<`) or "nothing"."""
     any_call = f"({' | '.join(heads)})"
     next_call = _spelled(grammars, CALL)
     more = "" if is_single else f" ({next_call} {any_call})*"
-    body = f"{any_call}{more} {_spelled(grammars, CALLS_END)}"
-    opening = {"all": f"\n\n{CALLS}\n{CALL}", "tag": f"{CALLS[1:]}\n{CALL}", "nothing": ""}[begins]
+    body = f"{any_call}{more} {_spelled(grammars, fmt.calls_end)}"
+    whole = fmt.opening(None)
+    opening = {"all": whole, "tag": whole.removeprefix("\n\n<"), "nothing": ""}[begins]
     return f"{_spelled(grammars, opening)} {body}".strip()
 
 

@@ -128,7 +128,7 @@ def call_grammar(
     if isinstance(calls.format, Dsml):
         # Calls that a text may end in are bound from their marker on, which follows a `<`.
         begins = "nothing" if calls.has_begun else "all" if otherwise is not None else "tag"
-        body = dsml_grammar.calls_rule(grammars, heads, calls.is_single, begins)
+        body = dsml_grammar.calls_rule(grammars, calls.format, heads, calls.is_single, begins)
         rules = [
             dsml_grammar.call_rule(
                 grammars, i, function, "" if calls.name is not None else f'{function["name"]}">\n'

@@ -166,8 +166,8 @@ CallFormat = ToolFormat | Dsml
 
 
 def _tool_format(template: str) -> CallFormat | None:
-    if DSML in template:  # V3.2 calls the block function_calls, and its calls are not read yet
-        return None if "function_calls" in template else Dsml()
+    if DSML in template:
+        return Dsml("function_calls") if "function_calls" in template else Dsml()
     if tool_calls.CALLS not in template:
         return None
     return tool_calls.V3 if "```json" in template else tool_calls.V31

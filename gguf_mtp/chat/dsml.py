@@ -1,4 +1,4 @@
-"""Tool calls as DeepSeek-V4 writes them, in DSML: reading them as they come, and asking for them.
+"""Tool calls in DSML, as DeepSeek-V4 writes them: reading them as they come, and asking for them.
 
     <｜DSML｜tool_calls>
     <｜DSML｜invoke name="NAME">
@@ -7,7 +7,8 @@
     </｜DSML｜invoke>
     </｜DSML｜tool_calls>
 
-Arguments come out as JSON, like those of every other format. Knows neither tokens nor templates.
+DeepSeek-V3.2 calls the block `function_calls`. Arguments come out as JSON, like those of every
+other format. Knows neither tokens nor templates.
 """
 
 from __future__ import annotations
@@ -24,28 +25,38 @@ from gguf_mtp.chat.tool_calls import CallArguments, CallStart, Content, Event, s
 __all__ = ["DSML", "Dsml", "DsmlParser"]
 
 DSML = "｜DSML｜"
-CALLS, CALLS_END = f"<{DSML}tool_calls>", f"</{DSML}tool_calls>"
 CALL, CALL_END = f'<{DSML}invoke name="', f"</{DSML}invoke>"
 PARAMETER, PARAMETER_END = f'<{DSML}parameter name="', f"</{DSML}parameter>"
 
 
 @dataclass(frozen=True, slots=True)
 class Dsml:
-    """The format, with what `tool_calls.ToolFormat` has."""
+    """The format, with what `tool_calls.ToolFormat` has. `block` is what calls stand in."""
 
+    block: str = "tool_calls"
     markers: tuple[str, ...] = (DSML,)
+
+    @property
+    def calls(self) -> str:
+        """The tag that begins them."""
+        return f"<{DSML}{self.block}>"
+
+    @property
+    def calls_end(self) -> str:
+        return f"</{DSML}{self.block}>"
 
     def opening(self, name: str | None) -> str:
         """The beginning of an answer that calls the tool `name`; any tool without one."""
-        start = f"\n\n{CALLS}\n{CALL}"
+        start = f"\n\n{self.calls}\n{CALL}"
         return start if name is None else f'{start}{name}">\n'
 
     def instructions(self, tools: Sequence[Mapping[str, Any]]) -> str:
         """What a system prompt says about `tools`, for templates that say nothing."""
         listed = [json.dumps(tool["function"], ensure_ascii=False) for tool in tools]
         call = (
-            f'{CALLS}\n{CALL}NAME">\n{PARAMETER}KEY" string="true|false">VALUE{PARAMETER_END}\n'
-            f"{CALL_END}\n{CALLS_END}"
+            f'{self.calls}\n{CALL}NAME">\n'
+            f'{PARAMETER}KEY" string="true|false">VALUE{PARAMETER_END}\n'
+            f"{CALL_END}\n{self.calls_end}"
         )
         return (
             "## Tools\n\nYou may call these functions, written exactly like this:\n"
@@ -53,7 +64,7 @@ class Dsml:
         )
 
     def parser(self, max_calls: int | None) -> DsmlParser:
-        return DsmlParser(max_calls)
+        return DsmlParser(max_calls, self)
 
 
 _State = Literal["content", "calls", "call", "value"]
@@ -65,12 +76,13 @@ _IS_TEXT = re.compile(r'\bstring="true"')
 class DsmlParser:
     """Reads calls from a text that comes in pieces, as `tool_calls.ToolCallParser` does."""
 
-    def __init__(self, max_calls: int | None = None) -> None:
+    def __init__(self, max_calls: int | None = None, fmt: Dsml = Dsml()) -> None:
         self.is_done = False
         self.n_calls = 0
         self._max_calls = max_calls
         self._state: _State = "content"
-        self._seeker = Seeker(CALLS)
+        self._block = fmt.block
+        self._seeker = Seeker(fmt.calls)
         self._held = ""  # content: whitespace that may be dropped; then text before a whole tag
         self._n_arguments = 0
         self._is_text, self._is_empty = False, True  # of the argument that is being read
@@ -116,7 +128,7 @@ class DsmlParser:
             return ""
         rest, self._held = self._held[tag.end() :], ""
         is_end, name = bool(tag[1]), tag[2]
-        is_calls_end = is_end and name == "tool_calls"
+        is_calls_end = is_end and name == self._block
         if self._state == "call" and (is_calls_end or name == "invoke"):
             # A model that nothing binds may leave the call's own end out.
             self._argue("}" if self._n_arguments else "{}", events)

@@ -22,7 +22,7 @@ from gguf_mtp.gguf.hparams import Hparams
 from gguf_mtp.gguf.load_rules import why_not_load
 from gguf_mtp.types import ModelFacts, TensorInfo
 
-__all__ = ["facts", "is_side_file", "read", "read_any", "summary"]
+__all__ = ["facts", "facts_of_any", "is_side_file", "read", "read_any", "summary"]
 
 # architecture -> (what would abort a plain run, what keeps its MTP block from drafting)
 Check = Callable[[Header, Hparams], "str | None"]
@@ -68,7 +68,12 @@ def read(path: str | os.PathLike[str]) -> ModelFacts:
 
 def read_any(path: str | os.PathLike[str]) -> ModelFacts:
     """As `read`, but also of a side file: a drafter without its model."""
-    found = _facts(read_header(path), os.fspath(path))
+    return facts_of_any(read_header(path), os.fspath(path))
+
+
+def facts_of_any(header: Header, path: str) -> ModelFacts:
+    """As `read_any`, of a header read before."""
+    found = _facts(header, path)
     if is_side_file(found) and found.can_draft:
         what, use = _drafter(found)
         return replace(found, reason=f"{what} without its model: {use}")

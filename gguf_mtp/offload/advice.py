@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gguf_mtp.gguf.bytes_per_token import kv_widths
+from gguf_mtp.gguf.bytes_per_token import is_routed, kv_widths
 from gguf_mtp.offload.buffers import CELLS, caches
 from gguf_mtp.offload.fit import fit
 from gguf_mtp.offload.machine import CPU, GIB, Device
 from gguf_mtp.offload.parts import Subject
 from gguf_mtp.offload.plan import Machine, OffloadPlan, keys_of
-from gguf_mtp.offload.predict import predict
+from gguf_mtp.offload.predict import Prediction, predict
 
 __all__ = [
     "context_refusal",
+    "drafting_advice",
     "gib",
     "largest_context",
     "memory_advice",
@@ -100,6 +101,22 @@ def more_memory(plan: OffloadPlan, subject: Subject, machine: Machine) -> str:
         gained = _doubled(plan, subject, machine)
         return f"{gib(size)} more device memory would hold {what}; {gained}"
     return "everything is on devices: more memory would only allow a longer context"
+
+
+def drafting_advice(plan: OffloadPlan, prediction: Prediction) -> list[str]:
+    """Whether drafting is predicted to pay, and why not."""
+    if not prediction.by_depth:
+        return []
+    depth, rate = max(prediction.by_depth.items(), key=lambda item: item[1])
+    if rate > prediction.plain:
+        gain = rate / prediction.plain
+        return [f"drafting pays: drafts of {depth} are predicted to be {gain:.2f} x as fast"]
+    held = sum(t.n_bytes for t in plan.tensors if t.device == CPU and is_routed(t.name))
+    where = f", and {gib(held)} of them lie in the CPU's memory" if held else ""
+    return [
+        "drafting is predicted not to pay: a drafted token is checked with experts of its own"
+        f"{where}; only what the text repeats, or tokens that share experts, would"
+    ]
 
 
 def _doubled(plan: OffloadPlan, subject: Subject, machine: Machine) -> str:

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from gguf_mtp.gguf.bytes_per_token import is_routed
+from gguf_mtp.gguf.arch import dflash
+from gguf_mtp.gguf.bytes_per_token import is_routed, layer_of
 from gguf_mtp.offload.buffers import Contexts, Rooms, rooms
 from gguf_mtp.offload.machine import CPU, Device, Host
 from gguf_mtp.offload.parts import ModelPart, Subject
@@ -62,6 +63,14 @@ class OffloadPlan:
     compute: Mapping[str, int]
     n_layer: int
     side: str | None = None
+    drafter: str = "MTP"
+    """What the layer behind the trunk's is, for people."""
+
+    def layer_of(self, tensor: Placed) -> int | None:
+        """The layer that a tensor belongs to: all of a side file but its embedding to the last."""
+        if self.side is not None and tensor.file == self.side:
+            return None if tensor.name == "token_embd.weight" else self.n_layer
+        return layer_of(tensor.name)
 
     @property
     def has_block(self) -> bool:
@@ -119,6 +128,7 @@ def assemble(
         compute=_buffers(subject, machine, room, (tensors, layers)),
         n_layer=subject.facts.n_layer,
         side=subject.side.path if subject.side and subject.contexts.drafts else None,
+        drafter="DSpark" if dflash.shape(subject.side) else "MTP",
     )
 
 

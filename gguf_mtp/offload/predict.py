@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gguf_mtp.gguf.bytes_per_token import expert_share, is_routed, layer_of
+from gguf_mtp.gguf.arch import dflash
+from gguf_mtp.gguf.bytes_per_token import expert_share, is_routed
 from gguf_mtp.gguf.cache_layout import Kept, kept
 from gguf_mtp.offload.machine import CPU
 from gguf_mtp.offload.parts import Subject
-from gguf_mtp.offload.plan import OffloadPlan
+from gguf_mtp.offload.plan import OffloadPlan, Placed
 
 __all__ = ["ACCEPTANCE", "DEPTHS", "Prediction", "predict"]
 
@@ -41,11 +42,13 @@ def predict(plan: OffloadPlan, subject: Subject) -> Prediction:
     plain = 1.0 / seconds(plan, subject, 1)
     if not plan.has_block:
         return Prediction(plain, {})
-    draft = _draft_seconds(plan, subject)
+    shape = dflash.shape(subject.side)
+    draft = _draft_seconds(plan, subject, shape.size if shape else 1)
     by_depth = {}
     for depth in DEPTHS:
         n_tokens = sum(ACCEPTANCE**k for k in range(depth + 1))
-        by_depth[depth] = n_tokens / (seconds(plan, subject, 1 + depth) + depth * draft)
+        drafting = draft if shape else depth * draft
+        by_depth[depth] = n_tokens / (seconds(plan, subject, 1 + depth) + drafting)
     return Prediction(plain, by_depth)
 
 
@@ -54,7 +57,7 @@ def seconds(plan: OffloadPlan, subject: Subject, n_rows: int) -> float:
     share = expert_share(subject.facts, n_rows)
     total = 0.0
     for tensor in plan.tensors:
-        if tensor.name == "token_embd.weight" or _is_blocks(tensor.name, tensor.file, plan):
+        if tensor.name == "token_embd.weight" or _is_blocks(tensor, plan):
             continue
         n_bytes = tensor.n_bytes * (share if is_routed(tensor.name) else 1.0)
         total += n_bytes / bandwidth(plan, tensor.device)
@@ -69,10 +72,10 @@ def _cache_seconds(plan: OffloadPlan, layer: int, what: Kept) -> float:
     return share * plan.caches[layer] / bandwidth(plan, plan.cache_device(layer))
 
 
-def _draft_seconds(plan: OffloadPlan, subject: Subject) -> float:
-    """Of one draft step: the block for one row, its cache, and the head it predicts with."""
-    share = expert_share(subject.facts, 1)
-    block = [t for t in plan.tensors if _is_blocks(t.name, t.file, plan)]
+def _draft_seconds(plan: OffloadPlan, subject: Subject, n_rows: int) -> float:
+    """Of one draft step: the block for `n_rows` rows, its cache, and the head it predicts with."""
+    share = expert_share(subject.facts, n_rows)
+    block = [t for t in plan.tensors if _is_blocks(t, plan)]
     has_own_head = any(
         t.name == "output.weight" or t.name.endswith("nextn.shared_head_head.weight") for t in block
     )
@@ -85,11 +88,9 @@ def _draft_seconds(plan: OffloadPlan, subject: Subject) -> float:
     return total + _cache_seconds(plan, plan.n_layer, "rows")
 
 
-def _is_blocks(name: str, file: str, plan: OffloadPlan) -> bool:
-    layer = layer_of(name)
-    return (plan.side is not None and file == plan.side) or (
-        layer is not None and layer >= plan.n_layer
-    )
+def _is_blocks(tensor: Placed, plan: OffloadPlan) -> bool:
+    layer = plan.layer_of(tensor)
+    return tensor.file == plan.side or (layer is not None and layer >= plan.n_layer)
 
 
 def bandwidth(plan: OffloadPlan, device: str) -> float:

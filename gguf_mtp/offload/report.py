@@ -5,8 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from gguf_mtp.gguf.bytes_per_token import is_routed, layer_of
-from gguf_mtp.offload.advice import gib, largest_context, memory_advice, more_memory
+from gguf_mtp.gguf.bytes_per_token import is_routed
+from gguf_mtp.offload.advice import (
+    drafting_advice,
+    gib,
+    largest_context,
+    memory_advice,
+    more_memory,
+)
 from gguf_mtp.offload.machine import CPU
 from gguf_mtp.offload.parts import Subject
 from gguf_mtp.offload.plan import Machine, OffloadPlan, Placed
@@ -48,7 +54,11 @@ def document(plan: OffloadPlan, subject: Subject, machine: Machine) -> dict[str,
             "acceptance_assumed": ACCEPTANCE,
             "bandwidth": {d.name: d.bandwidth for d in plan.devices} | {CPU: plan.host.bandwidth},
         },
-        "advice": [memory_advice(plan), more_memory(plan, subject, machine)],
+        "advice": [
+            memory_advice(plan),
+            more_memory(plan, subject, machine),
+            *drafting_advice(plan, prediction),
+        ],
     }
 
 
@@ -77,16 +87,20 @@ def rows(plan: OffloadPlan) -> list[tuple[str, str, str, str]]:
     """One row a layer, then embedding and output: bytes and device of each part."""
     out = []
     for i in range(len(plan.layers)):
-        own = [t for t in plan.tensors if layer_of(t.name) == i]
+        own = [t for t in plan.tensors if plan.layer_of(t) == i]
         routed = [t for t in own if is_routed(t.name)]
         rest = [t for t in own if not is_routed(t.name)]
-        name = f"{i} (MTP)" if i == plan.n_layer else str(i)
+        name = f"{i} ({plan.drafter})" if i == plan.n_layer else str(i)
         cache = f"{gib(plan.caches[i])} {plan.cache_device(i)}"
         out.append((name, _where(rest), _where(routed), cache))
     for label, prefix in (("embedding", "token_embd"), ("output", "output")):
-        own = [t for t in plan.tensors if t.name.startswith(prefix)]
+        own = [t for t in plan.tensors if _is_part(t, prefix, plan)]
         out.append((label, _where(own), "", ""))
     return out
+
+
+def _is_part(tensor: Placed, prefix: str, plan: OffloadPlan) -> bool:
+    return tensor.name.startswith(prefix) and plan.layer_of(tensor) is None
 
 
 def _where(tensors: list[Placed]) -> str:
@@ -102,7 +116,7 @@ def line(plan: OffloadPlan) -> str:
     parts = []
     for name in _places(plan):
         n_layers = plan.layers.count(name)
-        routed = {layer_of(t.name) for t in plan.tensors if t.device == name and is_routed(t.name)}
+        routed = {plan.layer_of(t) for t in plan.tensors if t.device == name and is_routed(t.name)}
         held = [f"{n_layers} layers"] if n_layers else []
         held += ["output"] if plan.head == name else []
         held += [f"experts of {len(routed)} layers"] if routed else []

@@ -18,9 +18,10 @@ from gguf import GGUFReader
 from typer.testing import CliRunner
 
 from gguf_mtp.cli.app import app
+from gguf_mtp.converters import convert as pipeline
 from gguf_mtp.converters.convert import ConvertOptions, convert, side_path
 from gguf_mtp.drafters.dspark import DsparkDrafter
-from gguf_mtp.errors import DecodeError, RequestError, UnsupportedModel
+from gguf_mtp.errors import ConversionError, DecodeError, RequestError, UnsupportedModel
 from gguf_mtp.gguf import model_facts
 from gguf_mtp.gguf.arch import dflash
 from gguf_mtp.llama import Context, ContextOptions, Model
@@ -294,3 +295,39 @@ def test_files_that_do_not_fit_are_refused(trunk: Path, stages: Path, tmp_path: 
     lonely.symlink_to(trunk)
     with pytest.raises(UnsupportedModel, match="no file with a DSpark drafter"):
         load(lonely, dataclasses.replace(STRICT, draft="dspark"))
+
+
+def test_an_interruption_in_the_stages_loses_nothing(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both files or none: the trunk that was written is neither named nor written again."""
+    out, options = tmp_path / "m.gguf", ConvertOptions(type="q8_0")
+    fill, filled = pipeline._fill, list[tuple[str, int]]()
+
+    def full_disk(job: Any, shard: Any, file: Any, *rest: Any) -> None:
+        if file.out.name.startswith("dspark-") and len(filled) == 1:
+            raise OSError(28, "No space left on device")
+        filled.append((file.out.name, len(shard.tensors) - file.n_done))
+        fill(job, shard, file, *rest)
+
+    monkeypatch.setattr(pipeline, "_fill", full_disk)
+    with pytest.raises(ConversionError, match="--resume continues"):
+        convert(checkpoint, out, options)
+    assert not list(tmp_path.glob("*.gguf"))
+    with pytest.raises(ConversionError, match="--resume continues it"):
+        convert(checkpoint, out, options)
+    filled += [("again", 0)]
+    convert(checkpoint, out, dataclasses.replace(options, resume=True))
+    assert filled[2] == ("m.gguf", 0), "of the trunk nothing is left to do"
+    assert filled[3] == ("dspark-m.gguf", 81)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["dspark-m.gguf", "m.gguf"]
+    model_facts.read(out)
+    model_facts.read_any(side_path(out, "dspark"))
+
+
+def test_resume_alone_does_not_replace_a_finished_model(checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "m.gguf"
+    command = ["convert", str(checkpoint), "-o", str(out), "--no-verify"]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    again = CliRunner().invoke(app, [*command, "--resume"])
+    assert "no interrupted run of it is left; --force replaces it" in str(again.exception)

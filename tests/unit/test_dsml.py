@@ -195,7 +195,8 @@ GRAMMARS = Grammars(VOCAB, 258, frozenset({257}))
 def follows(text: str, **options: Any) -> bool:
     """Whether the grammar of calls lets `text` through, to its end."""
     form = options.pop("form", None)
-    matcher = call_grammar(GRAMMARS, Calls(Dsml(), **options), form).follow()
+    fmt = options.pop("fmt", Dsml())
+    matcher = call_grammar(GRAMMARS, Calls(fmt, **options), form).follow()
     tokens = VOCAB.tokenize(text, add_special=False)
     for i in range(len(tokens)):
         if not matcher.allowed(tokens[:i])[tokens[i]]:
@@ -270,9 +271,34 @@ def test_a_tool_that_says_nothing_takes_anything() -> None:
     assert follows(behind(calls(invoke("f"))), tools=[tool])
 
 
-def test_the_calls_of_v3_2_are_another_format() -> None:
-    older = ChatTemplate("{{ '<｜DSML｜function_calls>' }}", bos="", eos="")
-    assert older.tool_format is None
+V32 = """
+{%- for m in messages %}
+{%- if m.role == 'user' %}{{ '<｜User｜>' + m.content }}
+{%- else %}{{ '<｜Assistant｜></think>' + m.content }}
+{%- if m.tool_calls %}{{ '<｜DSML｜function_calls>' + m.tool_calls[0].function.name }}{% endif %}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<｜Assistant｜></think>{% endif %}"""
+
+
+def test_v3_2_names_the_block_otherwise() -> None:
+    template = ChatTemplate(V32, bos="", eos="")
+    fmt = template.tool_format
+    assert fmt == Dsml("function_calls")
+    asked = Turns([{"role": "user", "content": "Cats?"}], tools=[LOOK], must_call=True)
+    prompt = template.prompt(asked)
+    assert prompt.text.endswith(f'</think>\n\n<{DSML}function_calls>\n<{DSML}invoke name="')
+    whole = calls(invoke("look", ("q", "x", True))).replace("tool_calls", "function_calls")
+    parser = fmt.parser(None)
+    events = parser.add(whole) + parser.finish()
+    assert "".join(e.text for e in events if isinstance(e, CallArguments)) == '{"q": "x"}'
+    assert follows(whole.removeprefix(fmt.opening(None)), fmt=fmt, tools=[LOOK])
+    other = whole.replace("function_calls", "tool_calls")
+    assert not follows(other.removeprefix(Dsml().opening(None)), fmt=fmt, tools=[LOOK])
+
+
+def test_llama_cpp_knows_the_template_by_its_variable() -> None:
+    assert "dsml_token" in chat_template("DeepSeek-V4-Flash")
 
 
 # -- schemas -------------------------------------------------------------------------------------

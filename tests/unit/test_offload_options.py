@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
@@ -17,6 +18,7 @@ from gguf_mtp.offload.advice import largest_context, memory_advice, refusal, thr
 from gguf_mtp.offload.directives import load_params
 from gguf_mtp.offload.machine import parse_size
 from gguf_mtp.offload.manual import ByHand, manual
+from gguf_mtp.offload.predict import predict
 from gguf_mtp.offload.report import document, rows
 from tests.support.placements import MIB, llama_cpp_places, machine, machines, models, subject
 
@@ -198,11 +200,40 @@ def test_the_announced_model_is_the_converted_one(tmp_path: Path) -> None:
     config = json.loads((CHECKPOINT / "config.json").read_text())
     folder = write(tmp_path / "checkpoint", config, layout(config), holes)
     for kind in ("q4_k_m", "q8_0"):
-        found = facts_from_config(folder / "config.json", kind)
+        found, side = facts_from_config(folder / "config.json", kind)
+        assert side is None
         with plan(folder, ConvertOptions(kind)) as job:
             expected = [(t.tensor.name, t.type.name, t.n_bytes) for t in job.tensors]
         assert [(t.name, t.type, t.n_bytes) for t in found.tensors] == expected
         assert found.can_draft
+
+
+@pytest.mark.parametrize("drafter", ["mtp", "dspark"])
+def test_an_announced_v4_is_the_converted_one_with_its_drafter(
+    tmp_path: Path, drafter: Literal["mtp", "dspark"]
+) -> None:
+    """Its experts in the four bits that they have, and the drafter's file counted."""
+    from gguf_mtp.converters.convert import ConvertOptions, plan
+    from gguf_mtp.converters.from_config import facts_from_config
+    from tests.support.v4_checkpoints import tiny
+
+    folder = tiny(tmp_path / "v4", drafter)
+    for kind in ("q4_k_m", "q8_0"):
+        found, side = facts_from_config(folder / "config.json", kind)
+        assert side is not None
+        with plan(folder, ConvertOptions(kind)) as job:
+            expected = [(t.tensor.name, t.type.name, t.n_bytes) for t in job.tensors]
+        announced = [(t.name, t.type, t.n_bytes) for t in (*found.tensors, *side.tensors)]
+        assert announced == expected
+        assert side.can_draft
+    drafts = Contexts(512, n_draft_batch=512)
+    made = fit(Subject(found, drafts, side), machine([400 * MIB]))
+    assert made.used("GPU0") > sum(t.n_bytes for t in side.tensors)
+    assert made.drafter == {"mtp": "MTP", "dspark": "DSpark"}[drafter]
+    *_, last, _, _ = rows(made)
+    assert last[0] == f"6 ({made.drafter})"
+    share = predict(made, Subject(found, drafts, side))
+    assert share.plain > share.by_depth[1] / 1.8
 
 
 def test_empty_contexts_draft_nothing() -> None:
