@@ -72,7 +72,7 @@ class FormArgs:
     mtp: Annotated[
         Mtp,
         typer.Option(
-            help="keep: trunk and MTP block; drop: the trunk only; only: the block as a side file."
+            help="keep: trunk and drafter; drop: the trunk only; only: the drafter as a side file."
         ),
     ] = Mtp.keep
     split_max_size: Annotated[

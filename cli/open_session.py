@@ -42,7 +42,8 @@ def describe(session: Session) -> str:
     labels = {name: label_of(name) for name in engine.drafting.names}
     for name in labels:
         if session.side and name in DRAFTERS and DRAFTERS[name].needs_block:
-            labels[name] = f"the MTP block in {Path(session.side.path).name}"
+            what = label_of(name).removeprefix("its ")
+            labels[name] = f"the {what} in {Path(session.side.path).name}"
     drafters = " and ".join(labels[name] for name in engine.drafting.names)
     drafting = (
         f"drafting with {drafters}, up to {engine.depth.n_max} tokens per round"

@@ -1,4 +1,4 @@
-"""`gguf-mtp pull`: a GGUF from a hub, all its shards, and the MTP block beside it."""
+"""`gguf-mtp pull`: a GGUF from a hub, all its shards, and the drafter beside it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def pull(
     ] = Path(),
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print errors only.")] = False,
 ) -> None:
-    """Download a GGUF model (all shards) and its mtp-*.gguf file, and print how to run them."""
+    """Download a GGUF model (all shards) and its drafter's file, and print how to run them."""
     from ..converters import hub
     from ..errors import RequestError
 
@@ -33,7 +33,8 @@ def pull(
         if len(paths) > 1:
             is_found = paths[0].parent == paths[1].parent
             where = "loaded automatically" if is_found else "load it with --draft-model"
-            typer.echo(f"MTP block: {paths[1]} ({where})")
+            what = "DSpark drafter" if paths[1].name.startswith("dspark-") else "MTP block"
+            typer.echo(f"{what}: {paths[1]} ({where})")
 
 
 def say_it_ourselves(quiet: bool) -> None:

@@ -16,11 +16,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, get_args
 
 from ..errors import ConversionError
 from . import tiktoken
 from .checkpoint import INDEX, SINGLE, Needs, read_json
+from .tensors import Side
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -36,6 +37,8 @@ _BESIDE = (
     "tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja",
     tiktoken.FILE, tiktoken.CODE,
 )  # fmt: skip
+_SIDES = tuple(f"{side}-" for side in get_args(Side))
+"""What names of files with a drafter begin with: `mtp-`, `dspark-`."""
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 
@@ -224,7 +227,7 @@ def fetch_checkpoint(hub: Hub, repo: Repo, needs: Needs, with_shards: bool = Tru
 
 
 def pull(hub: Hub, repo: Repo, quant: str | None, folder: Path) -> list[Path]:
-    """Download a GGUF of the repository, all its shards, and its `mtp-*.gguf`, into `folder`.
+    """Download a GGUF of the repository, all its shards, and its drafter's file, into `folder`.
 
     Returns the model's first file and the side file, if there is one. Raises `ConversionError`.
     """
@@ -249,7 +252,7 @@ def choose(
         match = _SHARD.fullmatch(file)
         if file.endswith(".gguf"):
             groups.setdefault(match[1] if match else file.removesuffix(".gguf"), []).append(file)
-    sides = {name: g for name, g in groups.items() if _base(name).startswith("mtp-")}
+    sides = {name: g for name, g in groups.items() if _base(name).startswith(_SIDES)}
     models = {name: g for name, g in groups.items() if name not in sides and not _is_other(name)}
     fitting = {name: g for name, g in models.items() if _is_of(name, quant)}
     if len(fitting) != 1:

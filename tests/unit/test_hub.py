@@ -190,6 +190,7 @@ def test_choose() -> None:
     assert choose(FILES, repo, "Q8_0") == (["demo-Q8_0.gguf"], ["mtp-demo-Q8_0.gguf"])
     assert choose(["a.gguf"], repo, None) == (["a.gguf"], None)
     assert choose(["a-Q4_0.gguf", "mtp-a.gguf"], repo, "Q4_0")[1] == ["mtp-a.gguf"]
+    assert choose(["a.gguf", "dspark-a.gguf"], repo, None) == (["a.gguf"], ["dspark-a.gguf"])
 
 
 def test_names_of_repositories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import { Meter, showSpeedUp } from "./strip.js";
 
 const $ = (id) => document.getElementById(id);
 const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "draft_max"];
-const SOURCES = { target: "target", mtp: "MTP", ngram: "n-gram", model: "draft model" };
+const SOURCES = { target: "target", mtp: "MTP", dspark: "DSpark", ngram: "n-gram", model: "draft model" };
 
 let chats = loadChats();
 let settings = { colours: true, ...loadSettings() };
