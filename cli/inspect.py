@@ -73,7 +73,8 @@ def _placement(facts: ModelFacts, side: ModelFacts | None) -> str:
     from ..placement import context_size
 
     n_ctx = min(facts.context_length, context_size.N_CTX)
-    contexts = context_size.contexts(n_ctx, 1, 8, has_block=facts.can_draft or side is not None)
+    has_block, n_copy = facts.can_draft or side is not None, context_size.copies(facts, 8, 48)
+    contexts = context_size.contexts(n_ctx, 1, 8, has_block, n_copy=n_copy)
     contexts = context_size.with_states(contexts, facts, 8)
     return report.line(fit(Subject(facts, contexts, side), Machine(llama.devices(), Host())))
 

@@ -69,6 +69,10 @@ class ModelArgs:
             help="Maximum number of tokens to draft at once; 0: off.",
         ),
     ] = 8
+    ngram_max: Annotated[
+        int,
+        typer.Option("--ngram-max", help="Maximum number of tokens to copy at once."),
+    ] = 48
     draft_min: Annotated[
         int,
         typer.Option(
@@ -133,6 +137,7 @@ class ModelArgs:
             draft_model=self.draft_model,
             draft_min=self.draft_min,
             draft_max=self.draft_max,
+            ngram_max=self.ngram_max,
             draft_p_min=self.draft_p_min,
             memory=Path(user_cache_dir("gguf-mtp")) / "depth",
             strict=self.strict,

@@ -79,6 +79,10 @@ class RunArgs:
         int,
         typer.Option("--draft-max", min=0, help="Maximum number of tokens to draft at once."),
     ] = 8
+    ngram_max: Annotated[
+        int,
+        typer.Option("--ngram-max", min=0, help="Maximum number of tokens to copy at once."),
+    ] = 48
     draft_model: Annotated[
         Path | None,
         typer.Option(
@@ -165,7 +169,8 @@ def _subjects(
     drafts = wanted and model is None and (side is not None or facts.can_draft)
     n_ctx = args.ctx or min(facts.context_length, context_size.N_CTX)
     n_draft = args.draft_max if wanted else 0
-    contexts = context_size.contexts(n_ctx, args.parallel, n_draft, drafts, args.batch)
+    n_copy = context_size.copies(facts, n_draft, args.ngram_max) if wanted else 0
+    contexts = context_size.contexts(n_ctx, args.parallel, n_draft, drafts, args.batch, n_copy)
     contexts = replace(contexts, cache_k=args.cache_type, cache_v=args.cache_type)
     subject = Subject(facts, context_size.with_states(contexts, facts, n_draft), side)
     return subject, draft_subject(model, contexts) if model else None

@@ -86,6 +86,10 @@ class AutoDepth:
         return self.options.draft_max
 
     @property
+    def n_max_free(self) -> int:
+        return self.options.longest_free
+
+    @property
     def given_up(self) -> Mapping[str, str]:
         return self._watchdog.given_up
 

@@ -33,6 +33,10 @@ class FixedDepth:
         return self._n
 
     @property
+    def n_max_free(self) -> int:
+        return self._n
+
+    @property
     def given_up(self) -> Mapping[str, str]:
         return self._watchdog.given_up
 

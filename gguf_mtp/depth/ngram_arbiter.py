@@ -99,7 +99,7 @@ class NgramArbiter:
     def acceptance_of(self, source: str) -> FreeDraftAcceptance:
         """What is known of a drafter; of a new one, nothing."""
         if source not in self.known:
-            self.known[source] = FreeDraftAcceptance(self.options.draft_max)
+            self.known[source] = FreeDraftAcceptance(self.options.longest_free)
         return self.known[source]
 
     def over(
@@ -128,7 +128,7 @@ class NgramArbiter:
         """Expected tokens of a draft of 1, 2, ... tokens of the free_draft."""
         if room.free_draft is None:
             return []
-        most = min(room.n_max, self.options.draft_max)
+        most = min(room.n_max, self.options.longest_free)
         rates = self.acceptance_of(room.free_draft.source).acceptance(
             room.seq, room.free_draft.confidence[:most]
         )
@@ -149,8 +149,9 @@ class NgramArbiter:
         return tokens <= HYSTERESIS * base.rate * least_s
 
     def _most(self, n_seqs: int) -> int:
-        """Rows that a decode may have: twice as many as were seen."""
-        return max(2 * max(self.target.cells), n_seqs + max(self.options.draft_min, 1))
+        """Rows that a decode may have: twice as many as were seen, as far as there is room."""
+        most = max(2 * max(self.target.cells), n_seqs + max(self.options.draft_min, 1))
+        return min(most, self.options.most_rows or most)
 
     def _best(
         self, gains: Sequence[Sequence[float]], base: Baseline, last_rows: int

@@ -12,13 +12,16 @@ from gguf_mtp.errors import RequestError
 class DepthOptions:
     """Bounds of a draft: 0, or `draft_min` to `draft_max` tokens, each but the certain ones with a
     confidence of at least `draft_p_min`. `blocks[name]` is the most tokens of a drafter that makes
-    them all at once: its drafts cost the same however long. Raises `RequestError` when they make
-    no sense."""
+    them all at once: its drafts cost the same however long. Free drafts have a bound of their own,
+    `free_max`, by default the same; with them a decode has at most `most_rows` rows. Raises
+    `RequestError` when they make no sense."""
 
     draft_min: int = 0
     draft_max: int = 8
     draft_p_min: float = 0.0
     blocks: Mapping[str, int] = field(default_factory=dict)
+    free_max: int | None = None
+    most_rows: int | None = None
 
     def __post_init__(self) -> None:
         if self.draft_max < 0:
@@ -33,6 +36,11 @@ class DepthOptions:
     def longest(self, drafter: str) -> int:
         """The most tokens that a draft of this drafter may have."""
         return min(self.draft_max, self.blocks.get(drafter, self.draft_max))
+
+    @property
+    def longest_free(self) -> int:
+        """The most tokens that a free draft may have."""
+        return self.draft_max if self.free_max is None else self.free_max
 
     @property
     def is_fixed(self) -> bool:

@@ -84,14 +84,17 @@ class RoundFeedback:
 class Depth(Protocol):
     """Decides how far each sequence drafts next, and with which drafter (`depth`).
 
-    `n_max` is the largest depth it will ever choose. `given_up` says, by drafter and in a sentence,
-    who will not be asked again. `choose` answers each room in order; the `record` that follows
-    covers the same sequences. Where nobody drafts, `n_skip` further rounds of the same sequences
-    may pass before `choose` is asked again. `forget(seq)`: the sequence has ended.
+    `n_max` is the largest depth it will ever choose, `n_max_free` that of free drafts. `given_up`
+    says, by drafter and in a sentence, who will not be asked again. `choose` answers each room in
+    order; the `record` that follows covers the same sequences. Where nobody drafts, `n_skip`
+    further rounds of the same sequences may pass before `choose` is asked again. `forget(seq)`: the
+    sequence has ended.
     """
 
     @property
     def n_max(self) -> int: ...
+    @property
+    def n_max_free(self) -> int: ...
     @property
     def given_up(self) -> Mapping[str, str]: ...
     @property

@@ -66,7 +66,7 @@ def _bins_of(calibration: Calibration) -> list[list[list[float]]]:
 def import_state(depth: AutoDepth, state: object) -> str | None:
     """Warm-start `depth`, which has recorded no round yet; the reason if `state` is refused."""
     try:
-        learned, probes = _learned(state, depth.n_max)
+        learned, probes = _learned(state, depth.n_max, depth.n_max_free)
     except (KeyError, TypeError, ValueError) as error:
         what = f"no entry {error}" if isinstance(error, KeyError) else str(error)
         return f"the stored depth state is not usable: {what}"
@@ -77,14 +77,14 @@ def import_state(depth: AutoDepth, state: object) -> str | None:
     return None
 
 
-def _learned(state: object, n_max: int) -> tuple[LearnedState, dict[str, _Probes]]:
+def _learned(state: object, n_max: int, n_max_free: int) -> tuple[LearnedState, dict[str, _Probes]]:
     whole = _dict(state)
     if whole["version"] != VERSION:
         raise ValueError(f"its version is {whole['version']!r}, not {VERSION}")
     target = _target(whole)
     drafters = {str(name): _dict(one) for name, one in _dict(whole["drafters"]).items()}
     free_drafts = {
-        str(name): _bins(one, n_max) for name, one in _dict(whole["free_drafts"]).items()
+        str(name): _bins(one, n_max_free) for name, one in _dict(whole["free_drafts"]).items()
     }
     skills = {name: _skill(one, n_max) for name, one in drafters.items()}
     probes = {name: _probes(one["probes"]) for name, one in drafters.items()}

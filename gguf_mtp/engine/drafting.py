@@ -62,7 +62,7 @@ class Drafting:
         start = time.perf_counter()
         for drafter in self._drafters:
             if drafter.is_free:
-                self._make_free_draft(drafter, steps, depth.n_max)
+                self._make_free_draft(drafter, steps, depth.n_max_free)
         limits = depth.choose([self._room(step) for step in steps])
         asked: dict[str, list[tuple[SequenceStep, DraftLimit]]] = {}
         for step, limit in zip(steps, limits, strict=True):

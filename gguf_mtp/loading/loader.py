@@ -38,6 +38,11 @@ log = logging.getLogger(__name__)
 
 DRAFT_MAX = 8
 """Draft tokens per round when the user names no bound; the depth decision rarely goes so far."""
+NGRAM_MAX = 48
+"""And of a copy, which costs nothing to make."""
+ROWS_IN_PLACE = 31
+"""Of a decode for which llama.cpp leaves the CPU's experts where they are; for more it copies them
+to a device (op-offload)."""
 IDLE_SHARE = 0.02
 """What idle prefixes may slow the active sequences by."""
 
@@ -51,7 +56,8 @@ class LoadOptions:
     no block is loaded, nor a context made for it. `draft_model` is a file to draft with: one with
     the MTP block, instead of the model's own, or a smaller model with the same vocabulary; without
     it, a model that has no block takes the `mtp-*.gguf` beside it that belongs to it. `draft_min`
-    and `draft_max` bound a draft's length. `n_threads` 0: one per physical core. `strict` makes
+    and `draft_max` bound a draft's length, `ngram_max` that of a copy where the depth is automatic
+    (recurrent models: `draft_max`). `n_threads` 0: one per physical core. `strict` makes
     texts independent of the draft depth to the last bit: F32 KV cache, no flash attention, one
     thread (for files of F32 weights). `placement`: what lies on which device; by default a plan is
     made. `chat_template` takes the place of the file's own; with `parse_special_content` what
@@ -65,6 +71,7 @@ class LoadOptions:
     draft: str | Sequence[str] = "auto"
     draft_min: int = 0
     draft_max: int = DRAFT_MAX
+    ngram_max: int = NGRAM_MAX
     draft_p_min: float = 0.0
     memory: Path | None = None
     strict: bool = False
@@ -89,8 +96,10 @@ class LoadOptions:
                 "--strict uses an F32 KV cache without flash attention, so --cache-type-k, "
                 "--cache-type-v and --flash-attn on cannot be given with it"
             )
-        if self.draft_max > N_BATCH // 2:
-            raise RequestError(f"draft-max is {self.draft_max}, but must be at most {N_BATCH // 2}")
+        _at_least(self.ngram_max, 0, "ngram-max")
+        for name, most in (("draft-max", self.draft_max), ("ngram-max", self.ngram_max)):
+            if most > N_BATCH // 2:
+                raise RequestError(f"{name} is {most}, but must be at most {N_BATCH // 2}")
 
 
 def load(path: str | Path, options: LoadOptions | None = None) -> Session:
@@ -169,9 +178,22 @@ def _subject(
     facts: ModelFacts, selection: DrafterSelection, options: LoadOptions, n_ctx: int
 ) -> Subject:
     n_draft = options.draft_max if selection.names else 0
-    n_batch = options.placement.n_batch
-    sizes = context_size.contexts(n_ctx, options.n_seq, n_draft, selection.has_block, n_batch)
+    sizes = context_size.contexts(
+        n_ctx,
+        options.n_seq,
+        n_draft,
+        selection.has_block,
+        options.placement.n_batch,
+        _longest_copy(facts, selection, options),
+    )
     return Subject(facts, context_size.with_states(sizes, facts, n_draft), selection.side)
+
+
+def _longest_copy(facts: ModelFacts, selection: DrafterSelection, options: LoadOptions) -> int:
+    """0 where nothing copies."""
+    if options.draft_min == options.draft_max or not any(s.is_free for s in selection.specs):
+        return 0
+    return context_size.copies(facts, options.draft_max, options.ngram_max)
 
 
 def _depth(options: LoadOptions, spec: BuildSpec, fingerprint: str, stack: ExitStack) -> Depth:
@@ -181,7 +203,14 @@ def _depth(options: LoadOptions, spec: BuildSpec, fingerprint: str, stack: ExitS
     shape = spec.selection.block
     blocks = {} if shape is None else {spec.selection.block_drafter: shape.size}
     least = options.draft_min if drafts else 0
-    depth = depth_for(DepthOptions(least, most, options.draft_p_min, blocks))
+    plan = spec.plan.plan
+    free = _longest_copy(spec.plan.subject.facts, spec.selection, options)
+    if plan.copies_experts:
+        free = min(free, ROWS_IN_PLACE - 1)
+    wanted = DepthOptions(
+        least, most, options.draft_p_min, blocks, free if drafts else None, plan.contexts.n_outputs
+    )
+    depth = depth_for(wanted)
     if options.memory and isinstance(depth, AutoDepth):
         where = spec.plan.where
         file = depth_cache.file_for(

@@ -82,6 +82,13 @@ class OffloadPlan:
         """Whether everything lies with the CPU."""
         return all(t.device == CPU for t in self.tensors)
 
+    @property
+    def copies_experts(self) -> bool:
+        """Whether large batches copy the CPU's experts to a device."""
+        routed = (t for t in self.tensors if t.device == CPU and is_routed(t.name))
+        able = any(device.copies_experts for device in self.devices)
+        return self.contexts.op_offload and able and any(routed)
+
     def cache_device(self, layer: int) -> str:
         return self.layers[layer] if self.contexts.kv_offload else CPU
 

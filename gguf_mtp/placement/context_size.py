@@ -15,7 +15,7 @@ from gguf_mtp.offload.options import PlacementOptions
 from gguf_mtp.offload.parts import Subject
 from gguf_mtp.types import ModelFacts
 
-__all__ = ["N_BATCH", "N_CTX", "contexts", "with_options", "with_states"]
+__all__ = ["N_BATCH", "N_CTX", "contexts", "copies", "with_options", "with_states"]
 
 N_CTX = 8192
 """Context when the user names none, or the model's own where that is smaller."""
@@ -23,22 +23,39 @@ N_BATCH = 512
 """Rows of a decode: a prompt is read in chunks of this many."""
 
 
+_COPIED_ROWS = 128
+"""Rows with logits that a decode has room for so that copies may be long: a vocabulary's logits of
+each take half a megabyte."""
+
+
 def contexts(
-    n_ctx: int, n_seq: int, n_draft: int = 0, has_block: bool = False, n_batch: int = 0
+    n_ctx: int,
+    n_seq: int,
+    n_draft: int = 0,
+    has_block: bool = False,
+    n_batch: int = 0,
+    n_copy: int = 0,
 ) -> Contexts:
     """Contexts for `n_seq` sequences of `n_ctx` cells each, in which a round is one pass.
 
-    Drafts have up to `n_draft` tokens; `has_block`: an MTP block makes some. `n_batch` 0:
-    `N_BATCH`.
+    Drafts have up to `n_draft` tokens, copies up to `n_copy` as far as there is room; `has_block`:
+    an MTP block makes some. `n_batch` 0: `N_BATCH`.
     """
     n_rows = n_seq * (n_draft + 1)
+    n_outputs = max(n_rows, min(n_seq * (n_copy + 1), _COPIED_ROWS))
     return Contexts(
         n_cells=n_ctx * n_seq,
         n_seq=n_seq,
-        n_batch=max(n_batch or N_BATCH, n_rows),
+        n_batch=max(n_batch or N_BATCH, n_outputs),
         n_draft_batch=max(2 * FLUSH, n_rows) if has_block else 0,
-        n_outputs=n_rows,
+        n_outputs=n_outputs,
     )
+
+
+def copies(facts: ModelFacts, n_draft: int, n_copy: int) -> int:
+    """How long a copy may be that may have `n_copy` tokens: where going back takes a state for each
+    token, no longer than other drafts."""
+    return n_draft if facts.architecture in cache_layout.GOES_BACK else n_copy
 
 
 def with_states(contexts: Contexts, facts: ModelFacts, n_draft: int) -> Contexts:

@@ -51,18 +51,24 @@ def spells(i: int) -> bool:
 
 
 def simulate_offers(
-    depth: Depth, world: Curve, text: Text, n_rounds: int, noise: Noise
+    depth: Depth,
+    world: Curve,
+    text: Text,
+    n_rounds: int,
+    noise: Noise,
+    longest: int = MAX_DEPTH,
 ) -> tuple[Trace, list[str]]:
-    """One sequence; the trace, and who drafted in each round."""
+    """One sequence, offered copies of `longest` tokens; the trace, and who drafted in each
+    round."""
     clock = Clock(*noise)
     rng, trace, who, last_rows = clock.rng, Trace(), [], 0
     for i in range(n_rounds):
         found = text.offer(i, rng)
-        offer = _offer(found[0]) if found else None
+        offer = _offer(found[0], longest) if found else None
         names = [COPIER] * bool(offer) + [BLOCK] * (text.block is not None)
-        limit = depth.choose([DraftRequest(0, MAX_DEPTH if names else 0, names, offer)])[0]
+        limit = depth.choose([DraftRequest(0, longest if names else 0, names, offer)])[0]
         n = limit.n
-        odds = [found[1]] * MAX_DEPTH if found else []
+        odds = [found[1]] * longest if found else []
         profile = odds if limit.source == COPIER else (text.block or ())
         came_true = next((k for k, p in enumerate(odds) if rng.random() >= p), len(odds))
         n_accepted = (
@@ -97,8 +103,8 @@ def simulate_offers(
     return trace, who
 
 
-def _offer(match: int) -> FreeDraft:
-    return FreeDraft(COPIER, [1 - 1 / (match + k) for k in range(MAX_DEPTH)])
+def _offer(match: int, longest: int) -> FreeDraft:
+    return FreeDraft(COPIER, [1 - 1 / (match + k) for k in range(longest)])
 
 
 def _compared(offer: FreeDraft | None, came_true: int, n_committed: int) -> list[DraftResult]:
