@@ -68,7 +68,9 @@ def measure_widths(
             prompts = workload("facts", sessions[PLAIN])
             for index in range(n_rounds + 1):
                 for way, session in sessions.items():
-                    run = _together(session, prompts.of_round(index, n_seq), n_tokens)
+                    run = _together(
+                        session, [one.prompt for one in prompts.of_round(index, n_seq)], n_tokens
+                    )
                     cell = cells.setdefault((n_seq, way), Width(n_seq, way.name))
                     if index > 0:
                         cell.runs.append(run)

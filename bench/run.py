@@ -16,10 +16,11 @@ from typing import NamedTuple
 
 from ..loading.loader import LoadOptions, load
 from ..offload.options import PlacementOptions
-from ..params import SamplingParams
+from ..params import RequestOptions, SamplingParams
 from ..session import Session
 from ..stats import Stats
-from .workloads import Workload, workload
+from .replay import RecordedChain, Recording, replayed
+from .workloads import Asked, Workload, workload
 
 
 class BenchVariant(NamedTuple):
@@ -48,7 +49,8 @@ def automatic(draft: str, draft_model: Path | None = None) -> BenchVariant:
 
 @dataclass(frozen=True, slots=True)
 class BenchPlan:
-    """What to measure. Each round asks `n_prompts` prompts of each workload at each temperature."""
+    """What to measure. Each round asks `n_prompts` prompts of each workload at each temperature, or
+    replays as many `recordings` of each name in their stead, whole or to `n_tokens`."""
 
     ways: Sequence[BenchVariant] = (PLAIN, *map(fixed, (1, 2, 3, 4)), AUTO)
     workloads: Sequence[str] = ("definitions", "facts", "code", "repetition", "random")
@@ -59,6 +61,7 @@ class BenchPlan:
     n_threads: int = 0
     n_ctx: int = 1024
     placement: PlacementOptions = field(default_factory=PlacementOptions)
+    recordings: Sequence[Recording] = ()
 
 
 @dataclass(slots=True)
@@ -93,7 +96,11 @@ def measure(
     with ExitStack() as stack:
         sessions = {way: stack.enter_context(_open(path, way, plan)) for way in plan.ways}
         first = next(iter(sessions.values()))
-        loads = [workload(name, first) for name in plan.workloads]
+        loads = (
+            replayed(plan.recordings, first)
+            if plan.recordings
+            else [workload(name, first) for name in plan.workloads]
+        )
         cells = {
             (w.name, t, way): BenchCell(w.name, t, way.name)
             for w in loads
@@ -148,13 +155,13 @@ def _open(path: Path, way: BenchVariant, plan: BenchPlan) -> Session:
     )
 
 
-def _ask(
-    session: Session, prompts: Sequence[Sequence[int]], temperature: float, n_tokens: int
-) -> Stats:
+def _ask(session: Session, asked: Sequence[Asked], temperature: float, n_tokens: int) -> Stats:
     total = Stats()
     params = SamplingParams(temperature=temperature, seed=1)
-    for prompt in prompts:
-        for chunk in session.engine.generate([prompt], params, n_tokens):
+    for prompt, answer in asked:
+        chain = RecordedChain(prompt, answer) if answer else None
+        options = RequestOptions(chain=chain)
+        for chunk in session.engine.generate([prompt], params, n_tokens, options):
             if chunk.stats:
                 total += chunk.stats
     return total

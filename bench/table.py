@@ -12,6 +12,7 @@ from typing import Any
 
 from .run import PLAIN, BenchCell, median_ratio
 
+_SHOWN = 8
 COLUMNS = (
     "workload",
     "temp",
@@ -37,11 +38,17 @@ def rows(cells: Sequence[BenchCell]) -> Iterator[list[str]]:
             f"{value['tokens_per_s']:.1f}",
             f"{value['min']:.1f}-{value['max']:.1f}",
             f"{value['x_plain']:.3f}" if value["x_plain"] is not None else "",
-            " ".join(f"{a:.2f}" for a in value["acceptance_per_position"]),
+            _first(value["acceptance_per_position"]),
             f"{value['tokens_per_round']:.2f}",
             ", ".join(f"{name} {a}/{n}" for name, (_, n, a) in value["by_drafter"].items()),
             "/".join(f"{100 * share:.0f}" for share in value["time_shares"]) + " %",
         ]
+
+
+def _first(rates: Sequence[float]) -> str:
+    """Of the first positions; those of a long copy fill no table."""
+    shown = " ".join(f"{rate:.2f}" for rate in rates[:_SHOWN])
+    return f"{shown} ..." if len(rates) > _SHOWN else shown
 
 
 def values(cell: BenchCell, plain: BenchCell | None) -> dict[str, Any]:

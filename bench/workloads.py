@@ -18,15 +18,26 @@ NAMES = ("definitions", "facts", "code", "repetition", "random")
 _PROMPTS = Path(__file__).parent / "prompts" / "held_out_by_kind.json"
 
 
+class Asked(NamedTuple):
+    """A prompt's token ids, and those of an answer that was recorded (`replay`), if any."""
+
+    prompt: Sequence[int]
+    answer: Sequence[int] | None = None
+
+
 class Workload(NamedTuple):
-    """`prompts[i]` are token ids; round r of a measurement takes `of_round(r, n)`."""
+    """What is asked; round r of a measurement takes `of_round(r, n)`."""
 
     name: str
-    prompts: Sequence[Sequence[int]]
+    asked: Sequence[Asked]
 
-    def of_round(self, index: int, n: int) -> list[Sequence[int]]:
+    @property
+    def prompts(self) -> list[Sequence[int]]:
+        return [one.prompt for one in self.asked]
+
+    def of_round(self, index: int, n: int) -> list[Asked]:
         """`n` prompts, other ones in every round until all were asked."""
-        return [self.prompts[(index * n + i) % len(self.prompts)] for i in range(n)]
+        return [self.asked[(index * n + i) % len(self.asked)] for i in range(n)]
 
 
 def questions_by_kind() -> dict[str, list[str]]:
@@ -40,13 +51,12 @@ def workload(name: str, session: Session, seed: int = 0) -> Workload:
     kinds = questions_by_kind()
     rng = random.Random(seed)
     if name == "repetition":
-        return Workload(name, [_quoted(session, rng.sample(kinds["facts"], 3)) for _ in range(30)])
-    if name == "random":
-        return Workload(name, [_noise(session, rng) for _ in range(30)])
-    questions = kinds[name]
-    return Workload(
-        name, [session.chat_tokens([{"role": "user", "content": q}]) for q in questions]
-    )
+        prompts = [_quoted(session, rng.sample(kinds["facts"], 3)) for _ in range(30)]
+    elif name == "random":
+        prompts = [_noise(session, rng) for _ in range(30)]
+    else:
+        prompts = [session.chat_tokens([{"role": "user", "content": q}]) for q in kinds[name]]
+    return Workload(name, list(map(Asked, prompts)))
 
 
 def _quoted(session: Session, lines: Sequence[str]) -> list[int]:

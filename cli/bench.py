@@ -43,7 +43,29 @@ class MeasureArgs:
     ] = None
     rounds: Annotated[int, typer.Option(min=1, help="Measured rounds, after a warm-up round.")] = 5
     prompts: Annotated[int, typer.Option(min=1, help="Prompts per workload and round.")] = 2
-    max_tokens: Annotated[int, typer.Option("-n", "--max-tokens", min=1)] = 64
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "-n",
+            "--max-tokens",
+            min=1,
+            help="Tokens per answer. Default: 64; with --replay the whole answer.",
+            show_default=False,
+        ),
+    ] = None
+    replay: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.jsonl",
+            help="Replay recorded answers instead: lines of JSON with messages, the last of which "
+            "is the answer.",
+            show_default=False,
+        ),
+    ] = None
+    ctx: Annotated[
+        int,
+        typer.Option("-c", "--ctx-size", min=0, help="Context size; 0: 1024, with --replay 8192."),
+    ] = 0
     threads: Annotated[
         int,
         typer.Option("-t", "--threads", min=0, help="Number of threads; 0: one per physical core."),
@@ -86,6 +108,7 @@ def bench(
     save: Annotated[Path | None, typer.Option(help="Write the JSON document to this file.")] = None,
 ) -> None:
     """Compare tokens/s and acceptance of plain decoding, fixed draft depths and automatic depth."""
+    from ..bench.replay import read_recordings
     from ..bench.run import PLAIN, BenchPlan, measure
     from ..bench.table import document
     from ..errors import RequestError
@@ -101,17 +124,21 @@ def bench(
         _check_save(save, path)
     if parallel:
         widths = _counts(parallel, "--parallel")
-        _measure_widths(path, widths, measure_args.rounds, measure_args.max_tokens)
+        _measure_widths(path, widths, measure_args.rounds, measure_args.max_tokens or 64)
         return
+    recordings = read_recordings(measure_args.replay) if measure_args.replay else []
+    n_ctx = measure_args.ctx or (8192 if recordings else 1024)
     plan = BenchPlan(
         ways=(PLAIN, *measure_args.ways()),
         workloads=_known(measure_args.workloads),
-        temperatures=_numbers(measure_args.temps, "--temps"),
+        temperatures=(0.0,) if recordings else _numbers(measure_args.temps, "--temps"),
         n_rounds=measure_args.rounds,
         n_prompts=measure_args.prompts,
-        n_tokens=measure_args.max_tokens,
+        n_tokens=measure_args.max_tokens or (n_ctx if recordings else 64),
         n_threads=measure_args.threads,
+        n_ctx=n_ctx,
         placement=placement,
+        recordings=recordings,
     )
     cells = measure(path, plan, _counter())
     result = document(path.name, cells, "gguf-mtp " + " ".join(sys.argv[1:]))

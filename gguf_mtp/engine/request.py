@@ -36,7 +36,7 @@ class Request:
     ) -> None:
         self.id = id_
         self.prompt = list(prompt)
-        self.chain = SamplingChain(params, prompt, options.constraint)
+        self.chain = options.chain or SamplingChain(params, prompt, options.constraint)
         self.n_left = n_left
         self.options = options
         self.stats = Stats()
