@@ -6,15 +6,12 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gguf_mtp.errors import RequestError
-
-if TYPE_CHECKING:
-    from gguf_mtp.sampling.chain import SamplingChain
 
 SAMPLERS = ("penalties", "top_k", "typ_p", "top_p", "min_p", "temperature")
 """llama.cpp's names and order (`common_params_sampling::samplers`), of what this package knows."""
@@ -161,8 +158,10 @@ class RequestOptions:
     drafters there are only those that `draft` names may draft (None: all; see `drafters.registry`).
     `constraint` is a grammar its tokens obey. `n_logprobs` asks for every token's log-probability,
     and for as many of the likeliest ids beside it; None asks for none. `stop_tokens` end the answer
-    as the model's own end tokens do. `chain` takes the place of the one that the parameters would
-    make; it belongs to one answer.
+    as the model's own end tokens do. Without `cache_prompt` the whole prompt is read, whatever
+    slots hold of it: llama.cpp's results differ a little with how the cache came about. `chain`, a
+    `sampling.chain.SamplingChain`, takes the place of the one that the parameters would make; it
+    belongs to one answer.
     """
 
     draft_max: int | None = None
@@ -170,7 +169,8 @@ class RequestOptions:
     n_logprobs: int | None = None
     stop_tokens: frozenset[int] = frozenset()
     draft: tuple[str, ...] | None = None
-    chain: SamplingChain | None = None
+    cache_prompt: bool = True
+    chain: Any = None
 
     def __post_init__(self) -> None:
         if self.n_logprobs is not None and self.n_logprobs < 0:

@@ -76,8 +76,8 @@ class AnswerOptions:
     line `%llguidance {}`) and `format` binds the text behind the reasoning.
 
     `n_logprobs` asks for every token's log-probability and for as many of the likeliest tokens
-    beside it; `token_sources` for where each token came from. `draft` and `draft_max` as in
-    `params.RequestOptions`.
+    beside it; `token_sources` for where each token came from. `draft`, `draft_max` and
+    `cache_prompt` as in `params.RequestOptions`.
     """
 
     stop: Sequence[str] = ()
@@ -96,6 +96,7 @@ class AnswerOptions:
     token_sources: bool = False
     draft: tuple[str, ...] | None = None
     draft_max: int | None = None
+    cache_prompt: bool = True
 
     def __post_init__(self) -> None:
         for name in ("stop", "draft", "tools"):
@@ -281,5 +282,6 @@ def _prepared(
         n_logprobs=options.n_logprobs,
         stop_tokens=options.stop_tokens,
         draft=options.draft,
+        cache_prompt=options.cache_prompt,
     )
     return PreparedAnswer(prompts, parsing, request, constrain, bound is not None)

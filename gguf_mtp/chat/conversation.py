@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from pydantic_core import from_json
+
 from gguf_mtp.chat import reasoning, tool_calls
 from gguf_mtp.chat import template as chat
 from gguf_mtp.chat.dsml import DSML, Dsml
@@ -60,6 +62,7 @@ class ChatTemplate:
         text = source or ""
         self.can_think = reasoning.CLOSE in text
         self.tool_format = _tool_format(text)
+        self.has_switch = "thinking" in text
         self._knows_developer = "developer" in text
         self._shows_tools = "needle_tool" in self._try([_ask()], tools=[_tool("needle_tool")])
         self._empty, self._takes_objects, self._shows_calls = self._find_calls()
@@ -138,8 +141,9 @@ class ChatTemplate:
         calls = []
         for call in message["tool_calls"]:
             function = dict(call["function"])
-            try:
-                function["arguments"] = json.loads(function["arguments"] or "{}")
+            try:  # a call that was cut is shown as far as it came
+                text = function["arguments"] or "{}"
+                function["arguments"] = from_json(text, allow_partial="trailing-strings")
             except ValueError:
                 raise RequestError(
                     f"the arguments of the call to {function['name']} are not JSON, "

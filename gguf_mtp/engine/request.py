@@ -36,7 +36,8 @@ class Request:
     ) -> None:
         self.id = id_
         self.prompt = list(prompt)
-        self.chain = options.chain or SamplingChain(params, prompt, options.constraint)
+        made = options.chain or SamplingChain(params, prompt, options.constraint)
+        self.chain: SamplingChain = made
         self.n_left = n_left
         self.options = options
         self.stats = Stats()

@@ -62,9 +62,13 @@ class Slots:
         free = [s for s in self._slots if not s.request]
         if not free:
             return False
-        source, n_common = self._best_source(request.prompt)
-        slot = _destination(free, source, n_common)
-        n_rows = self._begin(slot, source, n_common, len(request.prompt) - 1)
+        if request.options.cache_prompt:
+            source, n_common = self._best_source(request.prompt)
+            slot = _destination(free, source, n_common)
+            n_rows = self._begin(slot, source, n_common, len(request.prompt) - 1)
+        else:
+            slot, n_rows = _oldest(free), 0
+            self._empty(slot)
         request.stats.cached_tokens = n_rows
         slot.tokens, slot.request = list(request.prompt), request
         self._use(slot)
@@ -216,5 +220,9 @@ def _destination(free: Sequence[Slot], source: Slot, n_common: int) -> Slot:
     goes_on = 10 * n_common >= 9 * len(source.tokens) > 0
     if not source.request and (goes_on or len(free) == 1):
         return source
-    others = [s for s in free if s is not source] or free
-    return min(others, key=lambda s: (len(s.tokens) > 0, s.last_use))
+    return _oldest([s for s in free if s is not source] or free)
+
+
+def _oldest(free: Sequence[Slot]) -> Slot:
+    """An empty one, or the one used longest ago."""
+    return min(free, key=lambda s: (len(s.tokens) > 0, s.last_use))

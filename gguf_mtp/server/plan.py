@@ -22,6 +22,7 @@ from gguf_mtp.answers.prepare import (
 from gguf_mtp.errors import RequestError
 from gguf_mtp.grammar.reasoning import GrammarState
 from gguf_mtp.params import AS_MANY_AS_FIT, RequestOptions, SamplingParams
+from gguf_mtp.server.field_tables import NOT_BUILT_IN_CHATS, NOT_BUILT_IN_COMPLETIONS
 from gguf_mtp.server.sampling_fields import params_of
 from gguf_mtp.server.schemas import ChatRequest, CompletionRequest, Generation, ToolChoice
 from gguf_mtp.server.structured_output import output_format_of
@@ -67,7 +68,10 @@ class AnswerPlan:
 
 def plan_chat(served: Served, request: ChatRequest) -> AnswerPlan:
     """Raises `RequestError`."""
-    request.refuse_what_is_not_built()
+    request.refuse_what_is_not_built(NOT_BUILT_IN_CHATS)
+    template = served.model.template
+    if request.thinks is False and template.can_think and not template.has_switch:
+        raise RequestError("this model's chat template cannot turn reasoning off")
     messages = [message.model_dump(exclude_none=True) for message in request.messages]
     if request.continue_final_message and request.add_generation_prompt:
         raise RequestError("continue_final_message and add_generation_prompt contradict each other")
@@ -77,15 +81,15 @@ def plan_chat(served: Served, request: ChatRequest) -> AnswerPlan:
         )
     max_tokens = request.max_completion_tokens
     if max_tokens is None:
-        max_tokens = request.max_tokens
+        max_tokens = request.n_most
     options = _options(served, request, request.n_logprobs, **_tool_options(request))
     return _plan(served, request, prepare_chat(served.model, messages, options), max_tokens)
 
 
 def plan_completion(served: Served, request: CompletionRequest) -> AnswerPlan:
     """Raises `RequestError`."""
-    request.refuse_what_is_not_built()
-    max_tokens = request.max_tokens
+    request.refuse_what_is_not_built(NOT_BUILT_IN_COMPLETIONS)
+    max_tokens = request.n_most
     if max_tokens is None and served.max_tokens is None:
         max_tokens = COMPLETION_TOKENS
     prompts = _prompts(served, request.prompt)
@@ -105,6 +109,7 @@ def _options(
         token_sources=bool(request.return_token_sources),
         draft=request.drafters,
         draft_max=request.draft_max,
+        cache_prompt=request.cache_prompt is not False,
         **tools,
     )
 
@@ -117,7 +122,7 @@ def _tool_options(request: ChatRequest) -> dict[str, Any]:
         "tool_name": choice.function.name if isinstance(choice, ToolChoice) else None,
         "parallel_tool_calls": request.parallel_tool_calls is not False,
         "continue_final_message": bool(request.continue_final_message),
-        "variables": request.chat_template_kwargs or {},
+        "variables": request.variables,
     }
 
 

@@ -14,30 +14,13 @@ from pydantic_core import PydanticCustomError
 
 from gguf_mtp.drafters.registry import parse_drafters
 from gguf_mtp.errors import RequestError
+from gguf_mtp.server.field_tables import NOT_BUILT, Neutral, refused
 
 __all__ = ["ChatRequest", "CompletionRequest", "Detokenize", "Generation", "Tokenize"]
 
 MAX_MESSAGES, MAX_TOOLS, MAX_PROMPTS = 10_000, 1_000, 128
 MAX_N, MAX_STOPS, MAX_STOP_CHARS, MAX_STOP_TOKENS = 16, 16, 1_000, 64
 MAX_BIASES, MAX_SAMPLERS, MAX_CHOICES, MAX_LOGPROBS = 1_024, 20, 1_000, 20
-
-# Fields that change the answer and are not built, and the values that ask for nothing.
-NOT_BUILT: dict[str, tuple[Any, ...]] = {
-    "dry_multiplier": (0,),
-    "xtc_probability": (0,),
-    "top_n_sigma": (-1, 0),
-    "mirostat": (0,),
-    "n_probs": (0,),
-    "prompt_logprobs": (),
-    "chat_template": (),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "audio": (),
-    "echo": (False,),
-    "suffix": ("",),
-    "best_of": (1,),
-    "use_beam_search": (False,),
-}
 
 
 class Body(BaseModel):
@@ -51,6 +34,7 @@ Stop = Annotated[str, StringConstraints(max_length=MAX_STOP_CHARS)]
 
 class StreamOptions(Body):
     include_usage: bool | None = None
+    continuous_usage_stats: Literal[False] | None = None
 
 
 class JsonSchema(Body):
@@ -107,6 +91,8 @@ class Generation(Body):
 
     model: str | None = None
     max_tokens: int | None = None
+    n_predict: int | None = None
+    cache_prompt: bool | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -124,7 +110,7 @@ class Generation(Body):
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
     stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKENS)] | None = None
-    seed: int | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     draft: Drafters | bool | None = None
@@ -141,6 +127,11 @@ class Generation(Body):
     structured_outputs: StructuredOutputs | None = None
 
     @property
+    def n_most(self) -> int | None:
+        """The most tokens of the answer, by OpenAI's name or llama-server's."""
+        return self.n_predict if self.max_tokens is None else self.max_tokens
+
+    @property
     def stops(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
 
@@ -151,21 +142,14 @@ class Generation(Body):
             return parse_drafters(self.draft)
         return () if self.draft is False else None
 
-    def refuse_what_is_not_built(self) -> None:
-        """Raises `RequestError` that names the field."""
+    def refuse_what_is_not_built(self, *more: Neutral) -> None:
+        """`more`: what this endpoint does not build. Raises `RequestError` that names the field."""
         if self.logit_bias and len(self.logit_bias) > MAX_BIASES:
             n = len(self.logit_bias)
             raise RequestError(f"logit_bias has {n} entries, but at most {MAX_BIASES} are allowed")
-        given = self.model_extra or {}
-        for name, neutral in NOT_BUILT.items():
-            value = given.get(name)
-            if value is not None and not any(_equal(value, one) for one in neutral):
-                raise RequestError(f"{name} is not supported yet; omit it")
-
-
-def _equal(value: Any, neutral: Any) -> bool:
-    """0 is 0.0, but not False."""
-    return bool(value == neutral) and isinstance(value, bool) == isinstance(neutral, bool)
+        name = refused(self.model_extra or {}, (NOT_BUILT, *more))
+        if name is not None:
+            raise RequestError(f"{name} is not supported yet; omit it")
 
 
 class TextPart(Body):
@@ -219,6 +203,12 @@ class ToolChoice(Body):
     function: ChosenFunction
 
 
+class Thinking(Body):
+    """DeepSeek's and Anthropic's switch."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+
+
 class ChatRequest(Generation):
     """`POST /v1/chat/completions`."""
 
@@ -228,10 +218,34 @@ class ChatRequest(Generation):
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    enable_thinking: bool | None = None
+    thinking: bool | Thinking | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+
+    @property
+    def thinks(self) -> bool | None:
+        """Whether the answer shall begin with reasoning; None where nothing is said."""
+        if self.thinking is not None:
+            is_on = self.thinking if isinstance(self.thinking, bool) else True
+            return is_on and getattr(self.thinking, "type", "") != "disabled"
+        if self.enable_thinking is not None:
+            return self.enable_thinking
+        return False if self.reasoning_effort == "none" else None
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """For the chat template, which may know the switch by either name; what is said of the
+        template's own variables wins."""
+        found: dict[str, Any] = {}
+        if self.thinks is not None:
+            found |= {"thinking": self.thinks, "enable_thinking": self.thinks}
+        if self.reasoning_effort not in (None, "none"):
+            found["reasoning_effort"] = self.reasoning_effort
+        return found | (self.chat_template_kwargs or {})
 
     @property
     def n_logprobs(self) -> int | None:

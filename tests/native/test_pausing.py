@@ -23,7 +23,7 @@ class Told:
     """A depth decision that does as it is told."""
 
     def __init__(self, depth: int) -> None:
-        self.depth, self.n_max = depth, 4
+        self.depth, self.n_max, self.n_max_free = depth, 4, 4
         self.given_up: dict[str, str] = {}
         self.n_skip = 0
 

@@ -63,7 +63,7 @@ class IgnoresShape:
     def __init__(self) -> None:
         self.inner = AutoDepth()
 
-    n_max = MAX_DEPTH
+    n_max = n_max_free = MAX_DEPTH
     n_skip = 0
     given_up: ClassVar[dict[str, str]] = {}
 

@@ -93,7 +93,7 @@ def test_the_whole_grid() -> None:
 class Eager:
     """A mutant: sends every offer whole."""
 
-    n_max = MAX_DEPTH
+    n_max = n_max_free = MAX_DEPTH
     n_skip = 0
 
     def __init__(self) -> None:

@@ -32,7 +32,7 @@ class Whim:
     """Lets anybody draft anything that is allowed."""
 
     def __init__(self, n_max: int, seed: int) -> None:
-        self.n_max = n_max
+        self.n_max = self.n_max_free = n_max
         self.given_up: dict[str, str] = {}
         self.n_skip = 0
         self.rng = random.Random(seed)
