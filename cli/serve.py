@@ -71,6 +71,9 @@ class ServerArgs:
             show_default=False,
         ),
     ] = None
+    any_model: Annotated[
+        bool, typer.Option(help="Answer requests that name another model, too.")
+    ] = True
     alias: Annotated[
         str | None,
         typer.Option("-a", "--alias", help="Model name shown to clients.", show_default=False),
@@ -162,7 +165,7 @@ def serve(
         open_session(model_args, options=options) as session,
     ):
         worker = EngineThread(session.engine, args.parallel, args.queue)
-        served = _served(session, args.alias, sampling_args)
+        served = _served(session, args.alias, args.any_model, sampling_args)
         server_options = ServerOptions(
             access=access,
             comment_s=args.keep_alive,
@@ -229,13 +232,16 @@ def exposure(host: str, api_key: str | None) -> str | None:
     return f"anyone who can reach {host} can use this server: set --api-key"
 
 
-def _served(session: Session, alias: str | None, sampling_args: SamplingArgs) -> Served:
+def _served(
+    session: Session, alias: str | None, any_model: bool, sampling_args: SamplingArgs
+) -> Served:
     from ..server.plan import Served
 
     facts = session.facts
     name = alias or facts.name or Path(facts.path).stem
     return Served(
         name=name.encode(errors="replace").decode(),  # a file's name may be no text
+        any_model=any_model,
         model=session.text,
         defaults=sampling_args.over(session.sampling_defaults(), facts.n_vocab),
         max_tokens=None if sampling_args.max_tokens == -1 else sampling_args.max_tokens,

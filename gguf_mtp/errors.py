@@ -5,7 +5,8 @@
     │   ├── UnsupportedModel       a sound file that this run time cannot run (or cannot draft with)
     │   └── LoadFailed             not a GGUF, damaged, unreadable, or refused by llama.cpp
     ├── RequestError               a parameter out of range, an empty prompt
-    │   └── ContextFull            the prompt does not fit the context
+    │   ├── ContextFull            the prompt does not fit the context
+    │   └── UnknownModel           it names another model than the one that is served
     ├── Unavailable                the server cannot take a request, or will not finish it
     ├── DecodeError                llama_decode failed; carries its code
     ├── BadLogits                  the target computed logits that are no numbers
@@ -50,6 +51,13 @@ class ContextFull(RequestError):
             "and one must stay free for the answer; raise -c or shorten the prompt"
         )
         self.n_prompt, self.n_ctx, self.is_least = n_prompt, n_ctx, is_least
+
+
+class UnknownModel(RequestError):
+    """A request names another model than the one that is served."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"this server has no model {name!r}")
 
 
 class Unavailable(GgufMtpError):

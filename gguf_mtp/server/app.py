@@ -23,6 +23,7 @@ from gguf_mtp.server import error_responses
 from gguf_mtp.server.access import Access, AccessGuard
 from gguf_mtp.server.access_log import AccessLog, Write, entry_of
 from gguf_mtp.server.engine_thread import EngineThread
+from gguf_mtp.server.envelope import Envelope
 from gguf_mtp.server.error_responses import Problem, problem_of, respond
 from gguf_mtp.server.page import add_page
 from gguf_mtp.server.plan import AnswerPlan, Served, check_ids, plan_chat, plan_completion
@@ -34,7 +35,8 @@ from gguf_mtp.telemetry.metrics import CONTENT_TYPE, Metrics, Now
 __all__ = ["ServerOptions", "create_app"]
 
 NOT_HERE = ("embeddings", "responses", "images/generations", "audio/speech", "moderations")
-"""Endpoints of OpenAI's that clients know and this server will not answer."""
+"""Endpoints of OpenAI's that clients know and this server will not answer. Not 501: clients try
+that again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +65,13 @@ def create_app(worker: EngineThread, served: Served, options: ServerOptions) -> 
         guarded = CORSMiddleware(
             guarded, options.access.origins, allow_methods=("*",), allow_headers=("*",)
         )
-    return AccessLog(guarded, options.metrics, options.write)
+    return AccessLog(Envelope(guarded), options.metrics, options.write)
 
 
 def _add_answers(
     app: FastAPI, worker: EngineThread, served: Served, options: ServerOptions
 ) -> None:
+    @app.post("/chat/completions")
     @app.post("/v1/chat/completions")
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         return await answer(lambda: plan_chat(served, body), request)
@@ -146,6 +149,7 @@ def _add_facts(app: FastAPI, worker: EngineThread, served: Served) -> None:
             return respond(Problem(503, "the engine has stopped", code="unavailable"))
         return JSONResponse({"status": "ok", "unfinished": worker.n_unfinished})
 
+    @app.get("/models")
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [model]}
@@ -170,7 +174,7 @@ def _add_facts(app: FastAPI, worker: EngineThread, served: Served) -> None:
         return {"content": detokenizer.add(body.tokens) + detokenizer.finish()}
 
     async def not_here(request: Request) -> Response:
-        return respond(Problem(501, f"this server has no {request.url.path}"))
+        return respond(Problem(404, f"this server has no {request.url.path}"))
 
     for name in NOT_HERE:
         app.add_api_route(f"/v1/{name}", not_here, methods=["GET", "POST"])

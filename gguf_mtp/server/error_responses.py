@@ -15,7 +15,14 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from gguf_mtp.errors import BadLogits, ContextFull, GgufMtpError, RequestError, Unavailable
+from gguf_mtp.errors import (
+    BadLogits,
+    ContextFull,
+    GgufMtpError,
+    RequestError,
+    Unavailable,
+    UnknownModel,
+)
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +35,6 @@ _TYPES = {
     403: "permission_error",
     404: "not_found_error",
     413: "invalid_request_error",
-    501: "not_implemented_error",
 }
 
 
@@ -59,6 +65,8 @@ def problem_of(error: Exception) -> Problem:
             f"{n_prompt}; shorten it, or start the server with a larger --ctx"
         )
         return Problem(400, message, code="context_length_exceeded")
+    if isinstance(error, UnknownModel):
+        return Problem(404, str(error), code="model_not_found")
     if isinstance(error, RequestError):
         return Problem(400, str(error))
     if isinstance(error, BadLogits):
@@ -78,7 +86,7 @@ def respond(problem: Problem) -> JSONResponse:
     return JSONResponse(problem.body(), problem.status, dict(problem.headers))
 
 
-WITH_VERSION = ("/chat/completions", "/completions", "/models")
+WITH_VERSION = ("/completions",)
 """Paths that clients ask for whose base URL lacks `/v1`."""
 
 
@@ -105,7 +113,7 @@ def _invalid(errors: Sequence[Any]) -> Problem:
         return Problem(400, f"the body is not JSON: {first['ctx']['error']}")
     param = _field(first["loc"])
     if not param:
-        return Problem(400, "the body must be a JSON object, sent as application/json")
+        return Problem(400, "the body must be a JSON object")
     return Problem(400, f"{param}: {first['msg']}", param)
 
 

@@ -19,7 +19,7 @@ from gguf_mtp.answers.prepare import (
     prepare_chat,
     prepare_completion,
 )
-from gguf_mtp.errors import RequestError
+from gguf_mtp.errors import RequestError, UnknownModel
 from gguf_mtp.grammar.reasoning import GrammarState
 from gguf_mtp.params import AS_MANY_AS_FIT, RequestOptions, SamplingParams
 from gguf_mtp.server.field_tables import NOT_BUILT_IN_CHATS, NOT_BUILT_IN_COMPLETIONS
@@ -36,13 +36,19 @@ COMPLETION_TOKENS = 16
 @dataclass(frozen=True, slots=True)
 class Served:
     """The model behind a server. `defaults` and `max_tokens` hold where a request says nothing;
-    `created` is in seconds since 1970."""
+    `created` is in seconds since 1970. Without `any_model` requests must name this one, if any."""
 
     name: str
     model: TextModel
     defaults: SamplingParams
     created: int
     max_tokens: int | None = None
+    any_model: bool = True
+
+    def check_name(self, name: str | None) -> None:
+        """Raises `UnknownModel` for another model's."""
+        if name is not None and name != self.name and not self.any_model:
+            raise UnknownModel(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +74,7 @@ class AnswerPlan:
 
 def plan_chat(served: Served, request: ChatRequest) -> AnswerPlan:
     """Raises `RequestError`."""
+    served.check_name(request.model)
     request.refuse_what_is_not_built(NOT_BUILT_IN_CHATS)
     template = served.model.template
     if request.thinks is False and template.can_think and not template.has_switch:
@@ -88,6 +95,7 @@ def plan_chat(served: Served, request: ChatRequest) -> AnswerPlan:
 
 def plan_completion(served: Served, request: CompletionRequest) -> AnswerPlan:
     """Raises `RequestError`."""
+    served.check_name(request.model)
     request.refuse_what_is_not_built(NOT_BUILT_IN_COMPLETIONS)
     max_tokens = request.n_most
     if max_tokens is None and served.max_tokens is None:

@@ -10,6 +10,7 @@ import json
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import Any
 
 from gguf_mtp.answers.parse import Delta, End
@@ -75,7 +76,12 @@ class Responses:
     def __init__(self, plan: AnswerPlan, model: str, created: int) -> None:
         self._plan = plan
         prefix, kind = ("chatcmpl", "chat.completion") if plan.is_chat else _COMPLETION
-        self._head = {"id": f"{prefix}-{uuid.uuid4().hex}", "created": created, "model": model}
+        self._head = {
+            "id": f"{prefix}-{uuid.uuid4().hex}",
+            "created": created,
+            "model": model,
+            "system_fingerprint": f"gguf-mtp-{version('gguf-mtp')}",
+        }
         self._kind = kind
         likely = ChatLogprobs if plan.is_chat else CompletionLogprobs
         self._likely = [likely(plan.parsing.piece) for _ in range(plan.n_choices)]
@@ -113,7 +119,7 @@ class Responses:
         if delta.content:
             shown["content"] = delta.content
         if delta.calls:
-            shown["tool_calls"] = [_call_delta(event) for event in delta.calls]
+            shown["tool_calls"] = _call_deltas(delta.calls)
         return self._chunk(index, {"delta": shown, "logprobs": likely} | ids)
 
     def end(self, index: int, end: End) -> dict[str, Any]:
@@ -192,7 +198,14 @@ def _call(start: CallStart) -> dict[str, Any]:
     return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
 
 
-def _call_delta(event: CallStart | CallArguments) -> dict[str, Any]:
-    if isinstance(event, CallStart):
-        return {"index": event.number, **_call(event)}
-    return {"index": event.number, "function": {"arguments": event.text}}
+def _call_deltas(events: Sequence[CallStart | CallArguments]) -> list[dict[str, Any]]:
+    """One entry for each call: clients read the first of an index and no other."""
+    entries: dict[int, dict[str, Any]] = {}
+    for event in events:
+        entry = entries.setdefault(event.number, {"index": event.number})
+        if isinstance(event, CallStart):
+            entry |= _call(event)
+        else:
+            function = entry.setdefault("function", {"arguments": ""})
+            function["arguments"] += event.text
+    return list(entries.values())

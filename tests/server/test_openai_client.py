@@ -152,7 +152,7 @@ def test_errors_are_the_exceptions_that_clients_know(url: str, client: OpenAI) -
     assert "logprobs is not true" in wrong.value.message
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("gpt-4o")
-    with pytest.raises(openai.InternalServerError):
+    with pytest.raises(openai.NotFoundError):
         client.embeddings.create(model="m", input="x")
     with (
         OpenAI(base_url=url, api_key="wrong") as stranger,

@@ -172,15 +172,13 @@ def test_bodies_that_are_no_json(server: Server) -> None:
     for body in (b"[1]", b'"x"', b""):
         error = error_of(post(url, content=body, headers=json_type), 400)
         assert "JSON object" in error["message"]
-    form = error_of(post(url, content=b"{}", headers={"Content-Type": "text/plain"}), 400)
-    assert "application/json" in form["message"]
     deep = post(url, content=b"[" * 100_000, headers=json_type)
     error_of(deep, 400)
 
 
 def test_other_endpoints(server: Server) -> None:
     for path in ("embeddings", "responses", "audio/speech"):
-        error = error_of(server.client.post(f"/v1/{path}", json={}), 501)
+        error = error_of(server.client.post(f"/v1/{path}", json={}), 404)
         assert error["message"] == f"this server has no /v1/{path}"
     assert "no GET /v1/nothing" in error_of(server.client.get("/v1/nothing"), 404)["message"]
     wrong = error_of(server.client.get("/v1/chat/completions"), 405)
@@ -305,6 +303,6 @@ def test_health_when_the_engine_is_dead(caplog) -> None:
 def test_a_base_url_without_its_version_is_told_of() -> None:
     engine = ScriptedEngine(lambda *_: Answer("fine"))
     with serving(engine, served_of(engine)) as server:
-        response = server.client.post("/chat/completions", json={"messages": []})
+        response = server.client.post("/completions", json={"prompt": "x"})
         assert response.status_code == 404
-        assert "; did you mean /v1/chat/completions?" in response.json()["error"]["message"]
+        assert "; did you mean /v1/completions?" in response.json()["error"]["message"]

@@ -83,6 +83,10 @@ def test_what_a_template_cannot_show_is_refused() -> None:
 def test_arguments_that_are_not_json_are_refused_where_objects_are_needed() -> None:
     broken = CALLS | {"tool_calls": [CALL | {"function": FUNCTION | {"arguments": '{"city": '}}]}
     assert '{"city": \n' in text(V3, ASK, broken)
+    assert "{}" in text(V31, ASK, broken), "a call that was cut is shown as far as it came"
+    cut = CALLS | {"tool_calls": [CALL | {"function": FUNCTION | {"arguments": '{"city": "Ber'}}]}
+    assert '{"city": "Ber"}' in text(V31, ASK, cut)
+    broken["tool_calls"][0]["function"]["arguments"] = "Berlin"
     with pytest.raises(RequestError, match="arguments of the call to weather are not JSON"):
         text(V31, ASK, broken)
 

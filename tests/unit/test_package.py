@@ -232,11 +232,14 @@ def test_every_file_that_the_architecture_names_is_there() -> None:
 
 
 def test_a_field_is_honoured_or_refused_and_not_both() -> None:
-    from gguf_mtp.server.schemas import NOT_BUILT, ChatRequest, CompletionRequest
+    from gguf_mtp.server.field_tables import HARMLESS, NOT_BUILT
+    from gguf_mtp.server.schemas import ChatRequest, CompletionRequest
 
     honoured = {*ChatRequest.model_fields, *CompletionRequest.model_fields}
-    assert honoured & NOT_BUILT.keys() == set()
-    assert {*SamplingParams.__dataclass_fields__} & NOT_BUILT.keys() == set()
+    for table in (NOT_BUILT, HARMLESS):
+        assert honoured & table.keys() == set()
+        assert {*SamplingParams.__dataclass_fields__} & table.keys() == set()
+    assert NOT_BUILT.keys() & HARMLESS.keys() == set()
 
 
 # -- a fresh install -----------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from gguf_mtp.errors import DecodeError
+from gguf_mtp.params import RequestOptions
 from tests.support.fakes import FakeMtp, FakeTarget
 from tests.unit.test_engine import GREEDY, NO_END, collect, engine_of, greedy
 
@@ -33,6 +34,23 @@ def test_a_shared_beginning_is_copied_and_the_source_keeps_the_rest(depth: int) 
     # the first conversation goes on and finds all of itself, though others began like it
     follow_up = [*first, *greedy(first, 6), 9, 9]
     assert cached(engine, follow_up) == len(first) + 6 - 1
+
+
+def test_without_the_cache_the_whole_prompt_is_read() -> None:
+    """And what other slots hold stays for others; another request may go on with this one."""
+    engine = engine_of(FakeTarget(4), 2, FOUR)
+    first = [*SYSTEM, 1, 2, 3, 5]
+    assert cached(engine, first) == 0
+    fresh = RequestOptions(cache_prompt=False)
+    ends = [c for c in engine.generate([[*first, 8]], GREEDY, 6, fresh) if c.stats]
+    assert ends[0].stats is not None
+    assert ends[0].stats.cached_tokens == 0
+    assert cached(engine, [*first, 9]) == len(first) - 1
+    alone = engine_of(FakeTarget(1), 2, dataclasses.replace(NO_END, n_seq=1))
+    assert cached(alone, first) == 0
+    ends = [c for c in alone.generate([first], GREEDY, 6, fresh) if c.stats]
+    assert ends[0].stats is not None
+    assert ends[0].stats.cached_tokens == 0
 
 
 def test_a_beginning_is_copied_from_a_slot_that_is_still_answering() -> None:
