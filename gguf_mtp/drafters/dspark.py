@@ -105,6 +105,8 @@ class DsparkDrafter:
         parts: list[tuple[int, int]] = []
         room = self._n_batch
         for seq in seqs:
+            while len(self._pending[seq].tokens) > self._n_batch:
+                self._inject([(seq, self._n_batch)])
             n = len(self._pending[seq].tokens)
             if n > room:
                 self._inject(parts)

@@ -20,7 +20,9 @@ from typer.testing import CliRunner
 from gguf_mtp.cli.app import app
 from gguf_mtp.converters import convert as pipeline
 from gguf_mtp.converters.convert import ConvertOptions, convert, side_path
+from gguf_mtp.depth import Watchdog
 from gguf_mtp.drafters.dspark import DsparkDrafter
+from gguf_mtp.engine import request
 from gguf_mtp.errors import ConversionError, DecodeError, RequestError, UnsupportedModel
 from gguf_mtp.gguf import model_facts
 from gguf_mtp.gguf.arch import dflash
@@ -28,8 +30,11 @@ from gguf_mtp.llama import Context, ContextOptions, Model
 from gguf_mtp.llama.block_context import BlockContext
 from gguf_mtp.loading.loader import LoadOptions, load
 from gguf_mtp.params import SamplingParams
+from gguf_mtp.sampling.chain import SamplingChain
 from gguf_mtp.types import Ask, Draft, Rows
 from tests.support import v4_checkpoints
+from tests.support.sampled_laws import drawn, exact_law, excess
+from tests.support.serving import served_by, serving
 
 pytestmark = pytest.mark.native
 
@@ -331,3 +336,58 @@ def test_resume_alone_does_not_replace_a_finished_model(checkpoint: Path, tmp_pa
     assert CliRunner().invoke(app, command).exit_code == 0
     again = CliRunner().invoke(app, [*command, "--resume"])
     assert "no interrupted run of it is left; --force replaces it" in str(again.exception)
+
+
+def test_drafted_text_follows_the_law(trunk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight sequences in one batch, drafts drawn from the stages' own laws; chi-square."""
+    params = SamplingParams(1.0, 6, 0.9, 0.0)
+    numbers = iter(range(1 << 30))
+
+    def chain(params: SamplingParams, prompt: Sequence[int], _: None) -> SamplingChain:
+        made = SamplingChain(params, prompt, rng=np.random.default_rng(next(numbers)))
+        made._filters.draws_drafts = True
+        return made
+
+    monkeypatch.setattr(request, "SamplingChain", chain)
+    monkeypatch.setattr(Watchdog, "update", lambda *_: None)  # a random drafter is never right
+    options = dataclasses.replace(
+        STRICT, n_ctx=64, n_seq=8, draft="dspark", draft_min=2, draft_max=2
+    )
+    with load(trunk, options) as session:
+        seen = drawn(session, IDS[:9], [params] * 1_500, 2)
+        assert session.engine.totals.drafted > 1_000
+        assert session.engine.stopped_drafting is None
+        assert excess(seen, exact_law(session, IDS[:9], params, 2)) < 1
+
+
+def test_eight_sequences_do_not_hear_each_other(trunk: Path) -> None:
+    """Of different lengths, ended and begun while others go on: each as it is alone."""
+    prompts = [IDS[3 * i : 3 * i + 5 + 17 * (i % 4)] for i in range(16)]
+    with load(trunk, dataclasses.replace(STRICT, n_ctx=160, draft="off")) as session:
+        alone = [cut(session, prompt, 6 + 5 * (i % 3)) for i, prompt in enumerate(prompts)]
+    options = dataclasses.replace(
+        STRICT, n_ctx=160, n_seq=8, draft="ngram,dspark", draft_min=0, draft_max=5
+    )
+    with load(trunk, options) as session:
+        engine, answers_of = session.engine, dict[int, list[int]]()
+        ids = [engine.submit(p, GREEDY, 6 + 5 * (i % 3)) for i, p in enumerate(prompts)]
+        while not engine.is_idle:
+            for chunk in engine.step():
+                answers_of.setdefault(chunk.seq, []).extend(chunk.tokens)
+        assert [answers_of[i] for i in ids] == alone
+
+
+def cut(session: Any, prompt: list[int], n: int) -> list[int]:
+    return [t for chunk in session.engine.generate([prompt], GREEDY, n) for t in chunk.tokens]
+
+
+def test_it_chats_and_serves(trunk: Path) -> None:
+    said = CliRunner().invoke(app, ["chat", str(trunk), "-n", "4"], input="Hello\n/stats\n")
+    assert said.exit_code == 0, said.output
+    options = dataclasses.replace(STRICT, draft="dspark", draft_min=2, draft_max=2)
+    with load(trunk, options) as session:
+        template = session.vocab.chat_template
+        assert template
+        with serving(session.engine, served_by(session, template)) as server:
+            whole = server.answer(max_tokens=5)
+        assert whole["timings"]["by_drafter"].keys() == {"dspark"}

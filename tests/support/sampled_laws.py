@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from gguf_mtp.errors import CannotRewind
 from gguf_mtp.params import SamplingParams
 from gguf_mtp.session import Session
 from gguf_mtp.types import Decoder, Floats, Rows
@@ -44,7 +45,11 @@ def exact_law(session: Session, prompt: Sequence[int], params: SamplingParams, n
 def next_row(target: Decoder, prompt: Sequence[int], answer: Sequence[int]) -> Floats:
     """The logits after prompt and answer; the prompt's rows are kept from call to call."""
     held = min(target.n_past(0), len(prompt) - 1)
-    target.rewind(0, held)
+    try:
+        target.rewind(0, held)
+    except CannotRewind:  # a cache of states: all is read again
+        held = 0
+        target.rewind(0, 0)
     rows = Rows(0, held, [*prompt, *answer][held:], 1)
     return target.decode([rows]).outputs[0].logits[0].copy()
 

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from gguf_mtp.drafters.draft_model import ModelDrafter
+from gguf_mtp.drafters.dspark import DsparkDrafter
 from gguf_mtp.drafters.mtp import MtpDrafter
 from gguf_mtp.drafters.ngram import NgramDrafter
 from gguf_mtp.engine.engine import Engine
@@ -101,6 +102,11 @@ class Storm:
         """Each has seen exactly what is certain, and holds nothing else."""
         drafting = self.engine.drafting
         mtp, ngram, model = (drafting.drafter(name) for name in ("mtp", "ngram", "model"))
+        dspark = drafting.drafter("dspark")
+        if isinstance(dspark, DsparkDrafter):
+            pending = dspark._pending[seq]
+            assert pending.end == n_rows, "rows of layers"
+            assert dspark._context.n_past(seq) == pending.first, "rows in the stages' cache"
         if isinstance(mtp, MtpDrafter):
             pending = mtp._pending[seq]
             assert pending.end == n_rows, "drafter rows"

@@ -16,16 +16,19 @@ from gguf_mtp.demo import demo_model
 from gguf_mtp.depth import FixedDepth
 from gguf_mtp.depth.protocol import Depth, DraftRequest, RoundFeedback
 from gguf_mtp.drafters.draft_model import ModelDrafter
+from gguf_mtp.drafters.dspark import DsparkDrafter
 from gguf_mtp.drafters.mtp import MtpDrafter
 from gguf_mtp.drafters.ngram import NgramDrafter
 from gguf_mtp.engine.engine import Engine
+from gguf_mtp.gguf.arch.dflash import BlockShape
 from gguf_mtp.types import Drafter, DraftLimit
-from tests.support.fakes import N_VOCAB, FakeMtp, FakeTarget
+from tests.support.fakes import N_VOCAB, FakeBlocks, FakeMtp, FakeTarget
 from tests.support.storm import GREEDY, Storm
 from tests.unit.test_engine import NO_END, greedy
 
+SHAPE = BlockShape(4, FakeBlocks.MASK, (1,))
 FOUR = dataclasses.replace(NO_END, n_seq=4, n_ctx=64, n_batch=24)
-LINEUPS = ["mtp", "ngram", "model", "ngram,mtp", "model,mtp,ngram"]
+LINEUPS = ["mtp", "ngram", "model", "dspark", "ngram,mtp", "ngram,dspark", "model,mtp,ngram"]
 
 
 class Whim:
@@ -70,6 +73,7 @@ def drafters_of(lineup: str) -> list[Drafter]:
     made: dict[str, Drafter] = {
         "mtp": MtpDrafter(FakeMtp(4, n_batch=24), 4, 24),
         "ngram": NgramDrafter(4),
+        "dspark": DsparkDrafter(FakeBlocks(4, n_batch=24), 4, 24, SHAPE),
         "model": ModelDrafter(FakeTarget(4, n_batch=24), 24),
     }
     return [made[name] for name in lineup.split(",")]
