@@ -115,6 +115,14 @@ class SessionWithOptions:
     def engine(self) -> Engine:
         return self._session.engine
 
+    @property
+    def n_ctx(self) -> int:
+        return self._session.engine.limits.n_ctx
+
+    def count(self, messages: Sequence[Mapping[str, str]]) -> int:
+        """The tokens of a prompt."""
+        return len(self._session.chat_tokens(messages))
+
     def chat(
         self,
         messages: Sequence[Mapping[str, str]],

@@ -6,63 +6,18 @@ an editable prompt, or lines in and answers out with nothing else on standard ou
 
 from __future__ import annotations
 
-import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import Annotated
 
 import typer
 
 from .answer_options import AnswerArgs, SessionWithOptions
+from .conversation import ContextPolicy, Conversation, Screen, View
 from .options import ModelArgs, SamplingArgs
 from .placement_options import PlacementArgs
 from .spread import spread
 
-if TYPE_CHECKING:
-    from ..depth.protocol import Depth
-    from ..params import SamplingParams
-    from ..session import Piece
-    from ..stats import Stats
-
-HELP = (
-    "/clear  clear the conversation    /think  show or hide reasoning    "
-    "/stats  speed and acceptance    /exit  leave"
-)
-
-
-class Screen(Protocol):
-    """Where a conversation happens. `ask` returns None at the end of input."""
-
-    def ask(self) -> str | None: ...
-    def write(self, text: str) -> None: ...
-    def think(self, text: str) -> None: ...
-    def note(self, text: str) -> None: ...
-
-
-class Talker(Protocol):
-    """Whom a conversation is with: a `session.Session`, or a `server_client.RemoteSession`."""
-
-    @property
-    def engine(self) -> EngineAccount: ...
-    def chat(
-        self,
-        messages: Sequence[Mapping[str, str]],
-        params: SamplingParams | None,
-        max_tokens: int,
-    ) -> Iterator[Piece]: ...
-
-
-class EngineAccount(Protocol):
-    """What /stats shows of an engine."""
-
-    @property
-    def totals(self) -> Stats: ...
-    @property
-    def depth(self) -> Depth: ...
-    @property
-    def stopped_drafting(self) -> str | None: ...
+HINT = "/help lists the commands; Ctrl+D leaves"
 
 
 @spread
@@ -84,6 +39,16 @@ def chat(
         str | None,
         typer.Option(envvar="GGUF_MTP_API_KEY", help="The server's API key.", show_default=False),
     ] = None,
+    system: Annotated[
+        str,
+        typer.Option("-sys", "--system", metavar="TEXT", help="System prompt.", show_default=False),
+    ] = "",
+    context_full: Annotated[
+        ContextPolicy,
+        typer.Option(
+            help="When the conversation outgrows the context: forget its oldest part, or stop."
+        ),
+    ] = ContextPolicy.trim,
 ) -> None:
     """Chat with a model. Ctrl+C stops an answer, Ctrl+D or /exit ends the chat.
 
@@ -101,10 +66,9 @@ def chat(
         fields = sampling_args.fields() | answer_args.fields()
         remote = RemoteSession(server, name, api_key, fields)
         screen.note(f"{remote.model} at {remote.url}")
-        screen.note(HELP)
-        Conversation(
-            remote, screen, None, sampling_args.n_max, View(not answer_args.hide_reasoning)
-        ).run()
+        screen.note(HINT)
+        view = View(not answer_args.hide_reasoning, "", system, context_full)
+        Conversation(remote, screen, None, sampling_args.n_max, view).run()
         return
     from .open_session import describe, open_session, placement
     from .rpc_child import run_in_child
@@ -114,10 +78,11 @@ def chat(
     with open_session(model_args, placement_args) as session:
         screen.note(describe(session))
         screen.note(placement(session))
-        screen.note(HELP)
+        screen.note(HINT)
         params = sampling_args.over(session.sampling_defaults(), session.facts.n_vocab)
         talker = SessionWithOptions(session, answer_args.options(session))
-        view = View(not answer_args.hide_reasoning, placement(session))
+        where = placement(session)
+        view = View(not answer_args.hide_reasoning, where, system, context_full)
         Conversation(talker, screen, params, sampling_args.n_max, view).run()
 
 
@@ -132,7 +97,7 @@ def _screen() -> Screen:
 class Pipe:
     """Lines in, answers out; everything else goes nowhere, so that scripts see the answers only."""
 
-    def ask(self) -> str | None:
+    def ask(self, _gauge: str) -> str | None:
         line = sys.stdin.readline()
         return line.rstrip("\n") if line else None
 
@@ -142,130 +107,9 @@ class Pipe:
     def think(self, text: str) -> None:
         """Scripts see the answers only."""
 
+    def say(self, text: str) -> None:
+        """What was asked for is told beside the answers."""
+        print(text, file=sys.stderr)
+
     def note(self, text: str) -> None:
         """Scripts see the answers only."""
-
-
-@dataclass(slots=True)
-class View:
-    """What a conversation shows beside answers: the model's reasoning, and in /stats where the
-    model is placed."""
-
-    shows_reasoning: bool = True
-    placement: str = ""
-
-
-class Conversation:
-    """Questions and answers until the end of input or /exit. Sampling goes by `params`, and an
-    answer has at most `max_tokens`."""
-
-    def __init__(
-        self,
-        talker: Talker,
-        screen: Screen,
-        params: SamplingParams | None,
-        max_tokens: int,
-        view: View | None = None,
-    ) -> None:
-        self._talker, self._screen = talker, screen
-        self._params, self._max_tokens = params, max_tokens
-        self._view = view or View()
-        self._history: list[dict[str, str]] = []
-
-    def run(self) -> None:
-        screen = self._screen
-        while (line := screen.ask()) is not None:
-            match line.strip():
-                case "":
-                    continue
-                case "/exit" | "/quit" | "/bye":
-                    return
-                case "/clear":
-                    self._history.clear()
-                    screen.note("conversation cleared")
-                case "/stats":
-                    self._show_stats()
-                case "/think":
-                    shows = self._view.shows_reasoning = not self._view.shows_reasoning
-                    screen.note(f"reasoning is {'shown' if shows else 'hidden'}")
-                case "/help" | "/?":
-                    screen.note(HELP)
-                case command if command.startswith("/") and " " not in command:
-                    screen.note(f"{command} is not a command. {HELP}")
-                case _:
-                    self._answer(line)
-
-    def _answer(self, line: str) -> None:
-        """One exchange. A refused or failed request leaves the history as it was."""
-        from ..errors import BadLogits, DecodeError, RequestError
-        from . import stats_lines
-
-        screen = self._screen
-        self._history.append({"role": "user", "content": line})
-        text, stats, is_thinking = "", None, False
-        try:
-            pieces = self._talker.chat(self._history, self._params, self._max_tokens)
-            with interrupts() as interrupted:
-                for piece in pieces:
-                    is_thinking = self._show(piece, is_thinking)
-                    text += piece.text
-                    stats = piece.stats
-                    if interrupted():
-                        pieces.close()  # type: ignore[attr-defined]
-                        break
-        except (BadLogits, DecodeError, RequestError) as error:
-            del self._history[-1]
-            screen.write("\n" if text or is_thinking else "")
-            print(f"error: {error}", file=sys.stderr)
-            return
-        screen.write("\n")
-        if interrupted():
-            screen.note("stopped")
-        if stats:
-            screen.note(stats_lines.answer_line(stats, self._talker.engine.depth))
-        self._history.append({"role": "assistant", "content": text})
-
-    def _show(self, piece: Piece, is_thinking: bool) -> bool:
-        """`is_thinking`: reasoning was shown and no text since; returns the same after `piece`."""
-        if self._view.shows_reasoning and piece.reasoning:
-            self._screen.think(piece.reasoning)
-            is_thinking = True
-        if piece.text and is_thinking:
-            self._screen.think("\n\n")
-            is_thinking = False
-        self._screen.write(piece.text)
-        return is_thinking
-
-    def _show_stats(self) -> None:
-        from . import stats_lines
-
-        screen, engine = self._screen, self._talker.engine
-        totals = engine.totals
-        lines = stats_lines.lines(totals) if totals.rounds else ["nothing has been answered yet"]
-        for line in [*lines, *stats_lines.decision_lines(engine.depth)]:
-            screen.note(line)
-        if engine.stopped_drafting:
-            screen.note(f"drafting is off: {engine.stopped_drafting}")
-        if self._view.placement:
-            screen.note(f"placement: {self._view.placement}")
-
-
-@contextmanager
-def interrupts() -> Iterator[Callable[[], bool]]:
-    """Within it Ctrl+C only raises a flag, so that it never tears the engine in mid-round.
-
-    A second Ctrl+C ends the program.
-    """
-    hit = False
-
-    def note(_signal: int, _frame: object) -> None:
-        nonlocal hit
-        if hit:
-            raise KeyboardInterrupt
-        hit = True
-
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield lambda: hit
-    finally:
-        signal.signal(signal.SIGINT, before)

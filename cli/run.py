@@ -79,15 +79,18 @@ def run(
         if json:
             print(json_module.dumps(_document(pieces, logprobs is not None), ensure_ascii=False))
         else:
-            _print(pieces, sys.stderr.isatty() and not answer_args.hide_reasoning)
+            shows = sys.stderr.isatty() and not answer_args.hide_reasoning
+            _print(pieces, shows, sampling_args.n_max)
 
 
-def _print(pieces: Iterable[Piece], shows_reasoning: bool) -> None:
-    """The answer on standard output; the reasoning before it, dimmed, on standard error."""
+def _print(pieces: Iterable[Piece], shows_reasoning: bool, n_max: int) -> None:
+    """The answer on standard output; the reasoning before it, dimmed, on standard error, and there
+    too that the answer was cut."""
     from .dimmed import write_dimmed
 
-    is_thinking = False
+    is_thinking, last = False, None
     for piece in pieces:
+        last = piece
         if piece.reasoning and shows_reasoning:
             is_thinking = True
             write_dimmed(piece.reasoning, sys.stderr)
@@ -96,6 +99,10 @@ def _print(pieces: Iterable[Piece], shows_reasoning: bool) -> None:
             write_dimmed("\n\n", sys.stderr)
         print(piece.text, end="", flush=True)
     print()
+    if last and last.finish_reason == "length" and last.stats:
+        n = last.stats.decode_tokens
+        why = f"after {n} tokens (-n)" if n >= n_max else "because the context is full (-c)"
+        print(f"note: the answer was cut off {why}", file=sys.stderr)
 
 
 def _document(pieces: Iterable[Piece], has_logprobs: bool) -> dict[str, Any]:

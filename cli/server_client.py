@@ -1,8 +1,8 @@
 """A conversation with an OpenAI-compatible server: ours, or any other.
 
-`RemoteSession` stands where `chat.Conversation` expects a session. Lines are read by a thread, so
-that Ctrl+C is seen while a server is silent; closing an answer closes its connection, which tells
-the server to stop. Knows no terminal.
+`RemoteSession` stands where `conversation.Conversation` expects a session. Lines are read by a
+thread, so that Ctrl+C is seen while a server is silent; closing an answer closes its connection,
+which tells the server to stop. Knows no terminal.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any
 
 from ..answers.parse import Finish
+from ..chat.reasoning import ReasoningParser, Split
 from ..depth import FixedDepth
 from ..depth.protocol import Depth
-from ..errors import RequestError
+from ..errors import ContextFull, RequestError
 from ..params import AS_MANY_AS_FIT, SamplingParams
 from ..session import Piece
 from ..stats import Stats
@@ -70,20 +71,32 @@ class RemoteSession:
             body["max_tokens"] = max_tokens
         return self._pieces(self._connect("/chat/completions", body))
 
+    @property
+    def n_ctx(self) -> None:
+        """It is the server's business."""
+
+    def count(self, messages: Sequence[Mapping[str, str]]) -> None:
+        """Its tokens are not known here."""
+
     def _pieces(self, connection: HTTPConnection) -> Iterator[Piece]:
+        splitter = ReasoningParser(is_open=False)  # for servers that leave it in the text
         with closing(_events(connection)) as events:
             for event in events:
                 if "error" in event:
-                    raise RequestError(_said(event, "the server failed"))
+                    raise _error(event, "the server failed")
                 stats = _stats(event.get("timings"))
                 if stats:
                     self.engine.totals += stats
                 choice = (event.get("choices") or [{}])[0]
                 delta = choice.get("delta") or {}
+                finish = _finish(choice.get("finish_reason"))
+                split = splitter.add(delta.get("content") or "")
+                last = splitter.finish() if finish else Split()
+                told = delta.get("reasoning_content") or delta.get("reasoning") or ""
                 yield Piece(
-                    text=delta.get("content") or "",
-                    reasoning=delta.get("reasoning_content") or delta.get("reasoning") or "",
-                    finish_reason=_finish(choice.get("finish_reason")),
+                    text=split.content + last.content,
+                    reasoning=told + split.reasoning + last.reasoning,
+                    finish_reason=finish,
                     stats=stats,
                 )
 
@@ -138,8 +151,7 @@ def _events(connection: HTTPConnection) -> Generator[dict[str, Any], None, None]
                 for line in response:
                     lines.put(line)
             else:
-                said = _said(_parse(response.read()), f"the server answered {response.status}")
-                lines.put(RequestError(said))
+                lines.put(_error(_parse(response.read()), f"the server answered {response.status}"))
         except (OSError, HTTPException, ValueError) as error:
             lines.put(RequestError(f"the connection was lost: {error}"))
         lines.put(None)
@@ -183,6 +195,21 @@ def _said(answer: Mapping[str, Any], otherwise: str) -> str:
     error = answer.get("error")
     message = error.get("message") if isinstance(error, dict) else error
     return " ".join(str(message or otherwise).split())
+
+
+class RemoteContextFull(ContextFull):
+    """A server says that the conversation is too long for it."""
+
+    def __init__(self, said: str) -> None:
+        RequestError.__init__(self, said)
+
+
+def _error(answer: Mapping[str, Any], otherwise: str) -> RequestError:
+    error, said = answer.get("error"), _said(answer, otherwise)
+    codes = {str(error.get(key)) for key in ("code", "type")} if isinstance(error, dict) else set()
+    if codes & {"context_length_exceeded", "exceed_context_size_error"}:
+        return RemoteContextFull(said)
+    return RequestError(said)
 
 
 def _stats(timings: Any) -> Stats | None:

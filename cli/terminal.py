@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 
 from prompt_toolkit import PromptSession
-from prompt_toolkit.formatted_text import HTML
 from prompt_toolkit.history import InMemoryHistory
 from rich.console import Console
 
@@ -13,16 +12,16 @@ from .dimmed import write_dimmed
 
 
 class Terminal:
-    """A `chat.Screen` for people. Pasted lines arrive whole (bracketed paste)."""
+    """A `conversation.Screen` for people. Pasted lines arrive whole (bracketed paste)."""
 
     def __init__(self) -> None:
         self._prompt: PromptSession[str] = PromptSession(history=InMemoryHistory())
         self._console = Console(highlight=False)
 
-    def ask(self) -> str | None:
+    def ask(self, gauge: str) -> str | None:
         while True:
             try:
-                return self._prompt.prompt(HTML("<b>> </b>"))
+                return self._prompt.prompt([("", f"[{gauge}] " if gauge else ""), ("bold", "> ")])
             except EOFError:
                 return None
             except KeyboardInterrupt:
@@ -34,6 +33,9 @@ class Terminal:
 
     def think(self, text: str) -> None:
         write_dimmed(text, sys.stdout)
+
+    def say(self, text: str) -> None:
+        self.note(text)
 
     def note(self, text: str) -> None:
         self._console.print(text, style="dim", markup=False)

@@ -38,7 +38,7 @@ class TrainingPlan:
 
     def progress(self, step: int, seconds: float) -> float:
         """From 0 to 1."""
-        return max(step / self.max_steps, seconds / (60 * self.minutes))
+        return max(step / self.max_steps, seconds / max(60 * self.minutes, 1e-9))
 
     def rate(self, step: int, progress: float) -> float:
         """The learning rate: a warm-up, then as the module says."""

@@ -3,7 +3,8 @@
     python -m bench.demo_model.v4_train DATA.npy HELD.npy --out W.pt --minutes 48 \
         --dspark-minutes 18
 
-DSpark learns from the finished trunk, which no longer changes.
+DSpark learns from the finished trunk, which no longer changes. With --init and --minutes 0 it alone
+is trained further.
 """
 
 from __future__ import annotations
@@ -63,17 +64,20 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, required=True)
     parser.add_argument("--dspark-minutes", type=float, required=True)
+    parser.add_argument("--init", type=Path, help="weights to continue from")
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(args.threads)
     model = V4Model(Config.load())
+    if args.init:
+        model.load_state_dict(torch.load(args.init))
     data = load_ids(args.data)
     trunk_and_block = nn.ModuleList([model.trunk, model.mtp])
-    plan = TrainingPlan(args.minutes, 1 << 60, continues=False, n_tokens=256)
+    plan = TrainingPlan(args.minutes, 1 << 60, continues=args.init is not None, n_tokens=256)
     fit(model, trunk_and_block, model.losses, LOSS_WEIGHTS, data, plan, args.out)
     trunk_and_block.requires_grad_(False)
-    plan = TrainingPlan(args.dspark_minutes, 1 << 60, continues=True, n_tokens=256)
+    plan = TrainingPlan(args.dspark_minutes, 1 << 60, continues=False, n_tokens=256)
     fit(model, model.dspark, model.block_losses, DSPARK_WEIGHTS, data, plan, args.out)
     save(model, args.out)
     model.eval()

@@ -39,9 +39,26 @@ def refused(*arguments: str | Path, code: int = 1) -> str:
 
 
 def test_chat_in_a_pipe_prints_answers_only() -> None:
-    done = gguf_mtp("chat", "--temp", "0", stdin="What is the capital of France?\n/stats\n")
+    """What a command asks for is told on standard error."""
+    done = gguf_mtp("chat", "--temp", "0", stdin="What is the capital of France?\n")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "The capital of France is Paris.\n"
+    done = gguf_mtp("chat", "--temp", "0", stdin="What is the capital of France?\n/stats\n")
+    assert done.stdout == "The capital of France is Paris.\n"
+    assert done.stderr.startswith("prompt  10 tokens read")
+
+
+def test_a_conversation_outgrows_the_context_and_goes_on() -> None:
+    """The oldest exchanges are forgotten; with --context-full stop it is said how to go on."""
+    questions = "".join(f"What is the capital of {c}?\n" for c in ("France", "Japan", "Italy") * 4)
+    done = gguf_mtp("chat", "--temp", "0", "-c", "64", stdin=questions)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("The capital of") == 12
+    done = gguf_mtp("chat", "--temp", "0", "-c", "64", "--context-full", "stop", stdin=questions)
+    assert "; /clear starts a new conversation" in done.stderr
+    assert 2 < done.stdout.count("The capital of") < 12
+    cut = gguf_mtp("run", "--temp", "0", "-p", "What is the capital of France?", "-n", "3")
+    assert cut.stderr == "note: the answer was cut off after 3 tokens (-n)\n"
 
 
 def test_run_gives_the_same_text_with_and_without_drafts() -> None:

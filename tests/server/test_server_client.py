@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gguf_mtp.cli.app import app
-from gguf_mtp.cli.chat import Conversation
+from gguf_mtp.cli.conversation import Conversation
 from gguf_mtp.cli.server_client import RemoteSession, api_base
 from gguf_mtp.errors import RequestError
 from gguf_mtp.server.access import Access
@@ -33,7 +33,7 @@ class Paper:
         self.said = self.thoughts = ""
         self.on_write = lambda: None
 
-    def ask(self) -> str | None:
+    def ask(self, _gauge: str) -> str | None:
         return next(self._lines, None)
 
     def write(self, text: str) -> None:
@@ -45,6 +45,8 @@ class Paper:
 
     def note(self, text: str) -> None:
         self.said += f"[{text}]\n"
+
+    say = note
 
 
 def scripted(*texts: str, **options) -> ScriptedEngine:
@@ -199,6 +201,30 @@ def test_a_server_without_timings() -> None:
     with other_server(stream) as url:
         Conversation(RemoteSession(url, "llama3", None, {}), screen, None, 1 << 30).run()
     assert screen.said == "Hé\n[nothing has been answered yet]\n"
+
+
+def test_reasoning_in_the_text_of_another_server_is_reasoning() -> None:
+    stream = (
+        b'data: {"choices":[{"delta":{"content":"<thi"}}]}\n\n'
+        b'data: {"choices":[{"delta":{"content":"nk>Hm.</th"}}]}\n\n'
+        b'data: {"choices":[{"delta":{"content":"ink>\\n\\nParis."}}]}\n\n'
+        b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+    )
+    screen = Paper("Hi")
+    with other_server(stream) as url:
+        talk = Conversation(RemoteSession(url, "llama3", None, {}), screen, None, 1 << 30)
+        talk.run()
+    assert (screen.thoughts, screen.said) == ("Hm.\n\n", "Paris.\n")
+    assert talk._history[1]["content"] == "Paris."
+
+
+def test_a_server_that_is_full_is_asked_again_with_less(capsys) -> None:
+    engine = scripted("x" * 30, n_ctx=120)
+    screen = Paper("a" * 20, "b" * 20, "c" * 20)
+    with serving(engine, served_of(engine, CHATML)) as server:
+        Conversation(RemoteSession(server.url, None, None, {}), screen, None, 1 << 30).run()
+    assert capsys.readouterr().err == ""
+    assert "earlier exchanges were left out" in screen.said
 
 
 @pytest.mark.parametrize(

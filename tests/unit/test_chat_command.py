@@ -6,10 +6,11 @@ import io
 import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import pytest
 
-from gguf_mtp.cli.chat import Conversation, View
+from gguf_mtp.cli.conversation import HELP, ContextPolicy, Conversation, View
 from gguf_mtp.cli.dimmed import write_dimmed
 from gguf_mtp.depth import FixedDepth
 from gguf_mtp.errors import ContextFull
@@ -30,9 +31,14 @@ class Scripted:
 
     def __init__(self, *replies: list[str] | Exception) -> None:
         self.engine = Engine()
+        self.n_ctx: int | None = None
         self.asked: list[list[dict[str, str]]] = []
         self.closed = 0
         self._replies = iter(replies)
+
+    def count(self, messages: Sequence[Mapping[str, str]]) -> int | None:
+        """A token for every letter."""
+        return sum(len(m["content"]) for m in messages) if self.n_ctx else None
 
     def chat(
         self, messages: Sequence[Mapping[str, str]], _params: SamplingParams, _n: int
@@ -61,8 +67,10 @@ class Paper:
         self._lines = iter(lines)
         self.said = self.thoughts = ""
         self.notes: list[str] = []
+        self.gauges: list[str] = []
 
-    def ask(self) -> str | None:
+    def ask(self, gauge: str) -> str | None:
+        self.gauges.append(gauge)
         return next(self._lines, None)
 
     def write(self, text: str) -> None:
@@ -73,6 +81,8 @@ class Paper:
 
     def note(self, text: str) -> None:
         self.notes.append(text)
+
+    say = note
 
 
 def talk(session: Scripted, *lines: str) -> Paper:
@@ -154,7 +164,7 @@ def test_stats_and_unknown_commands() -> None:
         "        by position 75 % 67 %",
         "drafting is off: the drafter failed",
     ]
-    assert talk(session, "/nonsense").notes[0].startswith("/nonsense is not a command.")
+    assert talk(session, "/nonsense").notes == ["/nonsense is not a command; /help lists them"]
 
 
 def test_a_path_or_a_slash_in_a_sentence_is_no_command() -> None:
@@ -218,3 +228,110 @@ def test_dimmed_text_is_written_as_it_is(monkeypatch: pytest.MonkeyPatch) -> Non
         write_dimmed(":fire:\t[b]z", file)
     assert screen.getvalue() == "\x1b[2m:fire:\t[b]z\x1b[22m"
     assert pipe.getvalue() == ":fire:\t[b]z"
+
+
+# -- commands ------------------------------------------------------------------------------------
+
+
+def test_what_looks_like_a_command_is_never_sent() -> None:
+    """Unless a second slash says that it is a question."""
+    session = Scripted(["fine"])
+    paper = talk(session, "/savee x", "/sys you are kind", "//save your soul", "/quit now", "more")
+    assert session.asked == [[user("/save your soul")]]
+    assert len([n for n in paper.notes if "is not a command" in n]) == 2
+    assert talk(Scripted(), "/help").notes == [HELP]
+
+
+def test_undo_and_regenerate() -> None:
+    session = Scripted(["one"], ["two"], ["two again"], ["three"])
+    paper = talk(session, "/undo", "/regenerate", "a", "b", "/regenerate", "/undo", "c")
+    assert paper.notes[:2] == ["nothing to undo", "nothing to answer again"]
+    assert session.asked[2] == session.asked[1] == [user("a"), assistant("one"), user("b")]
+    assert session.asked[3] == [user("a"), assistant("one"), user("c")]
+
+
+def test_a_conversation_is_saved_and_taken_up_again(tmp_path: Path) -> None:
+    file = tmp_path / "talk.json"
+    system = {"role": "system", "content": "Be kind."}
+    first = Scripted(["one"])
+    notes = talk(first, "/system Be kind.", "/system", "a", f"/save {file}").notes
+    assert notes == ["system prompt: Be kind."] * 2 + [f"saved 2 messages to {file}"]
+    second = Scripted(["two"])
+    talk(second, f"/load {file}", "b")
+    assert second.asked == [[system, user("a"), assistant("one"), user("b")]]
+    (tmp_path / "odd").write_text("[]")
+    notes = talk(
+        Scripted(), "/load", f"/load {tmp_path}/no", f"/load {tmp_path}/odd", f"/save {tmp_path}"
+    ).notes
+    assert notes[0] == "/load needs a file name"
+    assert notes[1].endswith("No such file or directory")
+    assert notes[2].endswith("is not a conversation that /save wrote")
+    assert notes[3].startswith(f"cannot write {tmp_path}")
+
+
+# -- a full context ------------------------------------------------------------------------------
+
+
+def view(policy: ContextPolicy, system: str = "") -> View:
+    return View(system=system, policy=policy)
+
+
+def test_old_exchanges_make_room_and_the_system_prompt_stays() -> None:
+    """A quarter of the context is kept for the answer."""
+    session = Scripted(["A" * 20], ["B" * 20], ["C" * 20])
+    session.n_ctx = 100
+    paper = Paper("a" * 20, "b" * 20, "c" * 20)
+    Conversation(session, paper, None, 1000, view(ContextPolicy.trim, "S" * 10)).run()
+    system = {"role": "system", "content": "S" * 10}
+    assert session.asked[1] == [system, user("a" * 20), assistant("A" * 20), user("b" * 20)]
+    assert session.asked[2] == [system, user("b" * 20), assistant("B" * 20), user("c" * 20)]
+    assert paper.notes == ["the context is full: 1 earlier exchanges were left out"]
+
+
+def test_a_server_that_is_full_is_asked_again_with_less() -> None:
+    session = Scripted(["one"], ContextFull(900, 512), ["two"])
+    paper = talk(session, "a", "b")
+    assert session.asked[2] == [user("b")]
+    assert paper.said == "one\ntwo\n"
+
+
+def test_with_stop_a_full_context_is_said_with_the_way_out(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    session = Scripted(["one"], ContextFull(900, 512), ["two"])
+    paper = Paper("a", "b", "/clear", "c")
+    Conversation(session, paper, None, 9, view(ContextPolicy.stop)).run()
+    assert capsys.readouterr().err.rstrip().endswith("; /clear starts a new conversation")
+    assert session.asked[2] == [user("c")]
+
+
+def test_a_question_that_is_too_long_alone_loses_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    full = ContextFull(900, 512)
+    session = Scripted(["one"], full, full, ["two"])
+    talk(session, "a", "much too long", "b")
+    assert "error: the prompt has 900 tokens" in capsys.readouterr().err
+    assert session.asked[3] == [user("a"), assistant("one"), user("b")]
+
+
+class Counted(Scripted):
+    """Answers that say how they ended."""
+
+    def _pieces(self, reply: list[str]) -> Iterator[Piece]:
+        for text in reply:
+            yield Piece(text)
+        stats = Stats(prefill_tokens=60, decode_tokens=20, decode_s=1.0, rounds=20)
+        yield Piece(finish_reason="length", stats=stats)
+
+
+def test_a_full_context_shows_and_a_cut_answer_says_why() -> None:
+    session = Counted(["one"], ["two"], ["three"])
+    session.n_ctx = 100
+    paper = Paper("a", "b")
+    Conversation(session, paper, None, 20).run()
+    assert paper.gauges == ["", "80% of 100 tokens", "80% of 100 tokens"]
+    assert paper.notes[0] == "cut off after 20 tokens, as -n says"
+    paper = Paper("a")
+    Conversation(session, paper, None, 1000).run()
+    assert paper.notes[0] == "cut off: the context is full"
