@@ -29,16 +29,17 @@ class BenchVariant(NamedTuple):
     name: str
     draft: str
     draft_min: int
-    draft_max: int
+    draft_max: int | None
     draft_model: Path | None = None
 
 
 PLAIN = BenchVariant("plain", "off", 0, 0)
-AUTO = BenchVariant("auto", "auto", 0, 8)
+AUTO = BenchVariant("auto", "auto", 0, None)
 
 
 def fixed(depth: int) -> BenchVariant:
-    return BenchVariant(f"depth {depth}", "mtp", depth, depth)
+    """With the drafter that automatic drafting takes: an MTP block or stages, else copies."""
+    return BenchVariant(f"depth {depth}", "auto", depth, depth)
 
 
 def automatic(draft: str, draft_model: Path | None = None) -> BenchVariant:

@@ -62,13 +62,15 @@ class ModelArgs:
         ),
     ] = None
     draft_max: Annotated[
-        int,
+        int | None,
         typer.Option(
             "--draft-max",
             "--spec-draft-n-max",
-            help="Maximum number of tokens to draft at once; 0: off.",
+            help="Maximum number of tokens to draft at once; 0: off. Default: 8, or the drafter's "
+            "block size; 3 for DeepSeek-V4.",
+            show_default=False,
         ),
-    ] = 8
+    ] = None
     ngram_max: Annotated[
         int,
         typer.Option("--ngram-max", help="Maximum number of tokens to copy at once."),

@@ -76,9 +76,14 @@ class RunArgs:
     ] = "f16"
     draft: Annotated[bool, typer.Option(help="Load the MTP block, if the model has one.")] = True
     draft_max: Annotated[
-        int,
-        typer.Option("--draft-max", min=0, help="Maximum number of tokens to draft at once."),
-    ] = 8
+        int | None,
+        typer.Option(
+            "--draft-max",
+            min=0,
+            help="Maximum number of tokens to draft at once. Default: as the model would be run.",
+            show_default=False,
+        ),
+    ] = None
     ngram_max: Annotated[
         int,
         typer.Option("--ngram-max", min=0, help="Maximum number of tokens to copy at once."),
@@ -162,13 +167,15 @@ def _subjects(
     from ..placement import context_size
     from ..placement.draft_placement import draft_subject
 
-    wanted = args.draft and args.draft_max > 0
+    wanted = args.draft and args.draft_max != 0
     side, model = beside if wanted else None, None
     if wanted and args.draft_model:
         side, model = _drafting(facts, args.draft_model)
     drafts = wanted and model is None and (side is not None or facts.can_draft)
     n_ctx = args.ctx or min(facts.context_length, context_size.N_CTX)
     n_draft = args.draft_max if wanted else 0
+    if n_draft is None:
+        n_draft = context_size.draft_max(facts, side)
     n_copy = context_size.copies(facts, n_draft, args.ngram_max) if wanted else 0
     contexts = context_size.contexts(n_ctx, args.parallel, n_draft, drafts, args.batch, n_copy)
     contexts = replace(contexts, cache_k=args.cache_type, cache_v=args.cache_type)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from gguf_mtp.depth import AutoDepth, DepthOptions, depth_for
 from gguf_mtp.depth.protocol import Depth
@@ -29,17 +30,13 @@ from gguf_mtp.offload import Contexts, Subject
 from gguf_mtp.offload.options import PlacementOptions
 from gguf_mtp.placement import context_size
 from gguf_mtp.placement.checked_plan import actual_placement, plan_placement
-from gguf_mtp.placement.context_size import N_BATCH, N_CTX
+from gguf_mtp.placement.context_size import DRAFT_MAX, N_BATCH, N_CTX, NGRAM_MAX
 from gguf_mtp.placement.draft_placement import place_draft_model
 from gguf_mtp.session import Session
 from gguf_mtp.types import ModelFacts
 
 log = logging.getLogger(__name__)
 
-DRAFT_MAX = 8
-"""Draft tokens per round when the user names no bound; the depth decision rarely goes so far."""
-NGRAM_MAX = 48
-"""And of a copy, which costs nothing to make."""
 ROWS_IN_PLACE = 31
 """Of a decode for which llama.cpp leaves the CPU's experts where they are; for more it copies them
 to a device (op-offload)."""
@@ -56,8 +53,9 @@ class LoadOptions:
     no block is loaded, nor a context made for it. `draft_model` is a file to draft with: one with
     the MTP block, instead of the model's own, or a smaller model with the same vocabulary; without
     it, a model that has no block takes the `mtp-*.gguf` beside it that belongs to it. `draft_min`
-    and `draft_max` bound a draft's length, `ngram_max` that of a copy where the depth is automatic
-    (recurrent models: `draft_max`). `n_threads` 0: one per physical core. `strict` makes
+    and `draft_max` bound a draft's length (None: 8, or what suits the model,
+    `context_size.draft_max`), `ngram_max` that of a copy where the depth is automatic (recurrent
+    models: `draft_max`). `n_threads` 0: one per physical core. `strict` makes
     texts independent of the draft depth to the last bit: F32 KV cache, no flash attention, one
     thread (for files of F32 weights). `placement`: what lies on which device; by default a plan is
     made. `chat_template` takes the place of the file's own; with `parse_special_content` what
@@ -70,7 +68,7 @@ class LoadOptions:
     n_threads: int = 0
     draft: str | Sequence[str] = "auto"
     draft_min: int = 0
-    draft_max: int = DRAFT_MAX
+    draft_max: int | None = None
     ngram_max: int = NGRAM_MAX
     draft_p_min: float = 0.0
     memory: Path | None = None
@@ -89,7 +87,8 @@ class LoadOptions:
                 f"the thread count is {self.n_threads}, but ggml supports at most {MAX_THREADS}"
             )
         parse_drafters(self.draft)
-        DepthOptions(self.draft_min, self.draft_max, self.draft_p_min)
+        most = DRAFT_MAX if self.draft_max is None else self.draft_max
+        DepthOptions(self.draft_min, most, self.draft_p_min)
         kinds = {self.placement.cache_k, self.placement.cache_v}
         if self.strict and (kinds - {"f16", "f32"} or self.placement.flash == "on"):
             raise RequestError(
@@ -97,9 +96,9 @@ class LoadOptions:
                 "--cache-type-v and --flash-attn on cannot be given with it"
             )
         _at_least(self.ngram_max, 0, "ngram-max")
-        for name, most in (("draft-max", self.draft_max), ("ngram-max", self.ngram_max)):
-            if most > N_BATCH // 2:
-                raise RequestError(f"{name} is {most}, but must be at most {N_BATCH // 2}")
+        for name, value in (("draft-max", most), ("ngram-max", self.ngram_max)):
+            if value > N_BATCH // 2:
+                raise RequestError(f"{name} is {value}, but must be at most {N_BATCH // 2}")
 
 
 def load(path: str | Path, options: LoadOptions | None = None) -> Session:
@@ -114,9 +113,10 @@ def load(path: str | Path, options: LoadOptions | None = None) -> Session:
     if remark := missing_keys.warning(facts):
         log.warning("%s", remark)
     selection = _select(facts, options)
+    bounds = _bounds(facts, selection, options)
     first_load.check(_files(facts, selection))
     n_ctx = options.n_ctx or min(facts.context_length, N_CTX)
-    subject = _subject(facts, selection, options, n_ctx)
+    subject = _subject(facts, selection, bounds, options, n_ctx)
     with ExitStack() as stack:
         wanted = _placement_options(options)
         draft = place_draft_model(selection.model, subject.contexts, wanted)
@@ -132,7 +132,7 @@ def load(path: str | Path, options: LoadOptions | None = None) -> Session:
             fingerprint=_fingerprint([facts, *selection.files.values()], plan.subject.contexts),
             n_idle=_idle_cells(plan.subject),
         )
-        depth = _depth(options, spec, limits.fingerprint, stack)
+        depth = _depth(options, bounds, spec, limits.fingerprint, stack)
         engine = Engine(target, drafters, depth, limits)
         placement = actual_placement(plan, model, block)
         if draft is not None:
@@ -147,6 +147,27 @@ def load(path: str | Path, options: LoadOptions | None = None) -> Session:
             options.chat_template,
             options.parse_special_content,
         )
+
+
+class _Bounds(NamedTuple):
+    """Tokens of a draft, at least and at most, and of a copy; 0 where nothing drafts."""
+
+    least: int = 0
+    most: int = 0
+    copy: int = 0
+
+
+def _bounds(facts: ModelFacts, selection: DrafterSelection, options: LoadOptions) -> _Bounds:
+    """Raises `RequestError` for a `draft_min` beyond the length that suits the model."""
+    if not selection.names:
+        return _Bounds()
+    most = options.draft_max
+    if most is None:
+        most = context_size.draft_max(facts, selection.side)
+    is_fixed = DepthOptions(options.draft_min, most).is_fixed
+    copies = not is_fixed and any(spec.is_free for spec in selection.specs)
+    longest = context_size.copies(facts, most, options.ngram_max) if copies else 0
+    return _Bounds(options.draft_min, most, longest)
 
 
 def _select(facts: ModelFacts, options: LoadOptions) -> DrafterSelection:
@@ -175,46 +196,47 @@ def _placement_options(options: LoadOptions) -> PlacementOptions:
 
 
 def _subject(
-    facts: ModelFacts, selection: DrafterSelection, options: LoadOptions, n_ctx: int
+    facts: ModelFacts,
+    selection: DrafterSelection,
+    bounds: _Bounds,
+    options: LoadOptions,
+    n_ctx: int,
 ) -> Subject:
-    n_draft = options.draft_max if selection.names else 0
     sizes = context_size.contexts(
         n_ctx,
         options.n_seq,
-        n_draft,
+        bounds.most,
         selection.has_block,
         options.placement.n_batch,
-        _longest_copy(facts, selection, options),
+        bounds.copy,
     )
-    return Subject(facts, context_size.with_states(sizes, facts, n_draft), selection.side)
+    return Subject(facts, context_size.with_states(sizes, facts, bounds.most), selection.side)
 
 
-def _longest_copy(facts: ModelFacts, selection: DrafterSelection, options: LoadOptions) -> int:
-    """0 where nothing copies."""
-    if options.draft_min == options.draft_max or not any(s.is_free for s in selection.specs):
-        return 0
-    return context_size.copies(facts, options.draft_max, options.ngram_max)
-
-
-def _depth(options: LoadOptions, spec: BuildSpec, fingerprint: str, stack: ExitStack) -> Depth:
+def _depth(
+    options: LoadOptions, bounds: _Bounds, spec: BuildSpec, fingerprint: str, stack: ExitStack
+) -> Depth:
     """The depth decision; what it learns is stored when `stack` closes."""
     drafts = bool(spec.selection.names)
-    most = options.draft_max if drafts else 0
     shape = spec.selection.block
     blocks = {} if shape is None else {spec.selection.block_drafter: shape.size}
-    least = options.draft_min if drafts else 0
     plan = spec.plan.plan
-    free = _longest_copy(spec.plan.subject.facts, spec.selection, options)
+    free = bounds.copy
     if plan.copies_experts:
         free = min(free, ROWS_IN_PLACE - 1)
     wanted = DepthOptions(
-        least, most, options.draft_p_min, blocks, free if drafts else None, plan.contexts.n_outputs
+        bounds.least,
+        bounds.most,
+        options.draft_p_min,
+        blocks,
+        free if drafts else None,
+        plan.contexts.n_outputs,
     )
     depth = depth_for(wanted)
     if options.memory and isinstance(depth, AutoDepth):
         where = spec.plan.where
         file = depth_cache.file_for(
-            options.memory, fingerprint, spec.n_threads, where, options.n_seq, most
+            options.memory, fingerprint, spec.n_threads, where, options.n_seq, bounds.most
         )
         depth_cache.load_depth(depth, file)
         stack.callback(depth_cache.save_depth, depth, file)

@@ -10,22 +10,46 @@ from dataclasses import replace
 from gguf_mtp.drafters.spec import FLUSH
 from gguf_mtp.errors import RequestError
 from gguf_mtp.gguf import cache_layout
+from gguf_mtp.gguf.arch import dflash
 from gguf_mtp.offload.buffers import Contexts
 from gguf_mtp.offload.options import PlacementOptions
 from gguf_mtp.offload.parts import Subject
 from gguf_mtp.types import ModelFacts
 
-__all__ = ["N_BATCH", "N_CTX", "contexts", "copies", "with_options", "with_states"]
+__all__ = [
+    "DRAFT_MAX",
+    "NGRAM_MAX",
+    "N_BATCH",
+    "N_CTX",
+    "contexts",
+    "copies",
+    "draft_max",
+    "with_options",
+    "with_states",
+]
 
 N_CTX = 8192
 """Context when the user names none, or the model's own where that is smaller."""
 N_BATCH = 512
 """Rows of a decode: a prompt is read in chunks of this many."""
+DRAFT_MAX = 8
+"""Draft tokens per round when the user names no bound; the depth decision rarely goes so far."""
+NGRAM_MAX = 48
+"""And of a copy, which costs nothing to make."""
 
-
+_FEW_STATES = {"deepseek4": 3}
+"""Draft tokens of models of which every decode writes the states of all rows that could be refused:
+room for more of them slows even a decode that drafts nothing."""
 _COPIED_ROWS = 128
 """Rows with logits that a decode has room for so that copies may be long: a vocabulary's logits of
 each take half a megabyte."""
+
+
+def draft_max(facts: ModelFacts, side: ModelFacts | None) -> int:
+    """How long a draft may be when the user names no bound: a block where `side` drafts blocks, for
+    they are made whole."""
+    block = dflash.shape(side)
+    return block.size if block else _FEW_STATES.get(facts.architecture, DRAFT_MAX)
 
 
 def contexts(

@@ -223,6 +223,11 @@ def right_ones(plain: list[list[int]], rng: np.random.Generator) -> Any:
     return proposed
 
 
+def test_a_draft_may_be_a_whole_block(trunk: Path) -> None:
+    with load(trunk, STRICT) as session:
+        assert session.engine.depth.n_max == SIZE
+
+
 @pytest.mark.parametrize("depth", [1, 3, 5, 8])
 @pytest.mark.parametrize("n_seq", [1, 3])
 def test_drafts_change_nothing(

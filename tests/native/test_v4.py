@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 from gguf_mtp.cli.app import app
 from gguf_mtp.converters.convert import ConvertOptions, convert, side_path
 from gguf_mtp.converters.graft import CopyOptions, graft
-from gguf_mtp.errors import ConversionError, UnsupportedModel
+from gguf_mtp.errors import ConversionError, RequestError, UnsupportedModel
 from gguf_mtp.gguf import model_facts, side_file
-from gguf_mtp.llama import ContextOptions, Model, ModelOptions
+from gguf_mtp.llama import Context, ContextOptions, Model, ModelOptions
 from gguf_mtp.loading.loader import LoadOptions, load
 from gguf_mtp.params import SamplingParams
 from gguf_mtp.types import Rows
@@ -226,6 +226,29 @@ def test_drafts_change_nothing(sharp: Path, plain: list[list[int]], depth: int, 
         assert answers(session, PROMPTS[:n_seq]) == plain[:n_seq]
         assert session.engine.totals.drafted >= 40
         assert session.side is not None
+
+
+@pytest.mark.parametrize(("asked", "kept"), [({}, 3), ({"draft_max": 8}, 8), ({"draft": "off"}, 0)])
+def test_few_states_are_kept_unless_asked_for(
+    sharp: Path, asked: dict[str, Any], kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every decode writes them all, even one that drafts nothing."""
+    made: list[int] = []
+    create = Model.context
+
+    def noted(model: Model, options: ContextOptions) -> Context:
+        made.append(options.n_rewind)
+        return create(model, options)
+
+    monkeypatch.setattr(Model, "context", noted)
+    with load(sharp, dataclasses.replace(STRICT, **asked)) as session:
+        assert session.engine.depth.n_max == kept
+    assert max(made) == kept
+
+
+def test_a_least_draft_beyond_what_suits_the_model_is_refused(sharp: Path) -> None:
+    with pytest.raises(RequestError, match=r"draft_min is 5, but must be from 0 to draft_max \(3"):
+        load(sharp, dataclasses.replace(STRICT, draft_min=5))
 
 
 def test_a_combined_file_does_not_draft(trunk: Path) -> None:

@@ -12,6 +12,7 @@ from gguf_mtp.gguf import model_facts
 from gguf_mtp.gguf.bytes_per_token import kv_per_cell
 from gguf_mtp.loading.loader import (
     LoadOptions,
+    _bounds,
     _fingerprint,
     _idle_cells,
     _placement_options,
@@ -42,9 +43,9 @@ def loaded(cache_k: str, cache_v: str, strict: bool = False) -> Subject:
     options = LoadOptions(
         placement=PlacementOptions(cache_k=cache_k, cache_v=cache_v), strict=strict
     )
-    return plan_placement(
-        _subject(grouped(), DrafterSelection(), options, 4096), _placement_options(options)
-    ).subject
+    facts, none = grouped(), DrafterSelection()
+    subject = _subject(facts, none, _bounds(facts, none, options), options, 4096)
+    return plan_placement(subject, _placement_options(options)).subject
 
 
 def test_keys_and_values_are_counted_each_in_its_type() -> None:
