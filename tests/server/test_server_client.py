@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -112,6 +113,7 @@ def test_ctrl_c_ends_the_answer_and_the_request() -> None:
         Conversation(RemoteSession(server.url, None, None, {}), screen, None, 1 << 30).run()
         while server.worker.n_unfinished:
             engine.steps.release()
+            time.sleep(0.02)  # the text is not written out before the server sees that it may stop
     assert "\n[stopped]\n" in screen.said
     assert engine.cancelled == [1]
 
