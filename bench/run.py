@@ -64,6 +64,12 @@ class BenchPlan:
     placement: PlacementOptions = field(default_factory=PlacementOptions)
     recordings: Sequence[Recording] = ()
 
+    @property
+    def most_tokens(self) -> int:
+        """Of all answers together, the warm-up round's too."""
+        n_cells = len(self.ways) * len(self.workloads) * len(self.temperatures)
+        return n_cells * (self.n_rounds + 1) * self.n_prompts * self.n_tokens
+
 
 @dataclass(slots=True)
 class BenchCell:

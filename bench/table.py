@@ -12,19 +12,21 @@ from typing import Any
 
 from .run import PLAIN, BenchCell, median_ratio
 
-_SHOWN = 8
+_SHOWN = 4
 COLUMNS = (
     "workload",
     "temp",
     "variant",
     "tokens/s",
-    "min-max",
     "x plain",
-    "acceptance by position",
     "tokens/round",
+    "acceptance by position",
+    "min-max",
     "accepted/drafted",
     "target/draft/other",
 )
+N_ESSENTIAL = 7
+"""The first of them, which fit on a terminal of 80 columns."""
 
 
 def rows(cells: Sequence[BenchCell]) -> Iterator[list[str]]:
@@ -36,10 +38,10 @@ def rows(cells: Sequence[BenchCell]) -> Iterator[list[str]]:
             f"{cell.temperature:g}",
             cell.way,
             f"{value['tokens_per_s']:.1f}",
-            f"{value['min']:.1f}-{value['max']:.1f}",
             f"{value['x_plain']:.3f}" if value["x_plain"] is not None else "",
-            _first(value["acceptance_per_position"]),
             f"{value['tokens_per_round']:.2f}",
+            _first(value["acceptance_per_position"]),
+            f"{value['min']:.1f}-{value['max']:.1f}",
             ", ".join(f"{name} {a}/{n}" for name, (_, n, a) in value["by_drafter"].items()),
             "/".join(f"{100 * share:.0f}" for share in value["time_shares"]) + " %",
         ]

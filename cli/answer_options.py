@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
@@ -25,6 +25,8 @@ SCHEMA = "--json-schema"
 @dataclass(frozen=True)
 class AnswerArgs:
     """What an answer must look like; at most one of them."""
+
+    PANEL: ClassVar[str] = "Answer format"
 
     grammar: Annotated[
         str | None,

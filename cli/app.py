@@ -16,6 +16,7 @@ from .bench import bench
 from .chat import chat
 from .convert import convert
 from .graft import extract, graft
+from .help import PANELS, Command
 from .inspect import inspect
 from .plan import plan
 from .pull import pull
@@ -32,21 +33,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (
+_COMMANDS = (
     chat,
     run,
     serve,
+    pull,
     convert,
     graft,
     extract,
-    pull,
     inspect,
     plan,
     bench,
     trace,
     worker,
-):
-    app.command()(command)
+)
+for command in _COMMANDS:
+    panel = next(name for name, members in PANELS.items() if command.__name__ in members)
+    app.command(command.__name__, cls=Command, rich_help_panel=panel)(command)
 
 
 def _tell_versions(is_asked: bool) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json as json_module
 import os
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -19,18 +20,48 @@ if TYPE_CHECKING:
     from ..bench.run import BenchCell, BenchPlan, BenchVariant
 
 
+class _Sizes(NamedTuple):
+    """What options stand for that are not given."""
+
+    workloads: str
+    temps: str
+    depths: str
+    rounds: int
+    prompts: int
+    max_tokens: int
+
+
+_QUICK = _Sizes("facts,code,repetition", "0", "1,3", 2, 2, 32)
+_FULL = _Sizes("definitions,facts,code,repetition,random", "0,0.7,1", "1,2,3,4", 5, 2, 64)
+
+
 @dataclass(frozen=True)
 class MeasureArgs:
     """What is measured, and how often."""
 
-    workloads: Annotated[
-        str,
+    full: Annotated[
+        bool,
         typer.Option(
-            help="Workloads, comma-separated: definitions, facts, code, repetition, random."
+            "--full/--quick",
+            help="All workloads at three temperatures, five rounds: up to 69,000 tokens; quick: up "
+            "to 2,304.",
         ),
-    ] = "definitions,facts,code,repetition,random"
-    temps: Annotated[str, typer.Option(help="Temperatures, comma-separated.")] = "0,0.7,1"
-    depths: Annotated[str, typer.Option(help="Fixed draft depths, comma-separated.")] = "1,2,3,4"
+    ] = False
+    workloads: Annotated[
+        str | None,
+        typer.Option(
+            help="Workloads, comma-separated: definitions, facts, code, repetition, random.",
+            show_default=_QUICK.workloads.replace(",", ", "),
+        ),
+    ] = None
+    temps: Annotated[
+        str | None,
+        typer.Option(help="Temperatures, comma-separated.", show_default=_QUICK.temps),
+    ] = None
+    depths: Annotated[
+        str | None,
+        typer.Option(help="Fixed draft depths, comma-separated.", show_default=_QUICK.depths),
+    ] = None
     draft: Annotated[
         list[str] | None,
         typer.Option(
@@ -41,16 +72,28 @@ class MeasureArgs:
         Path | None,
         typer.Option(help="Draft model for --draft model.", show_default=False),
     ] = None
-    rounds: Annotated[int, typer.Option(min=1, help="Measured rounds, after a warm-up round.")] = 5
-    prompts: Annotated[int, typer.Option(min=1, help="Prompts per workload and round.")] = 2
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Measured rounds, after a warm-up round.",
+            show_default=str(_QUICK.rounds),
+        ),
+    ] = None
+    prompts: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Prompts per workload and round.", show_default=str(_QUICK.prompts)
+        ),
+    ] = None
     max_tokens: Annotated[
         int | None,
         typer.Option(
             "-n",
             "--max-tokens",
             min=1,
-            help="Tokens per answer. Default: 64; with --replay the whole answer.",
-            show_default=False,
+            help="Tokens per answer; with --replay the whole answer.",
+            show_default=str(_QUICK.max_tokens),
         ),
     ] = None
     replay: Annotated[
@@ -71,6 +114,12 @@ class MeasureArgs:
         typer.Option("-t", "--threads", min=0, help="Number of threads; 0: one per physical core."),
     ] = 0
 
+    def sizes(self) -> _Sizes:
+        """What is given, and for the rest what --full or --quick stands for."""
+        base = _FULL if self.full else _QUICK
+        given = {name: getattr(self, name) for name in _Sizes._fields}
+        return base._replace(**{name: value for name, value in given.items() if value is not None})
+
     def ways(self) -> tuple[BenchVariant, ...]:
         """Beside plain decoding: fixed depths and automatic, or sets of drafters."""
         from ..bench.run import AUTO, automatic, fixed
@@ -80,7 +129,7 @@ class MeasureArgs:
             raise typer.BadParameter("--draft-model needs --draft model")
         if sets:
             return sets
-        return (*map(fixed, _counts(self.depths, "--depths")), AUTO)
+        return (*map(fixed, _counts(self.sizes().depths, "--depths")), AUTO)
 
 
 @spread
@@ -124,22 +173,26 @@ def bench(
         _check_save(save, path)
     if parallel:
         widths = _counts(parallel, "--parallel")
-        _measure_widths(path, widths, measure_args.rounds, measure_args.max_tokens or 64)
+        sizes = measure_args.sizes()
+        _measure_widths(path, widths, sizes.rounds, sizes.max_tokens)
         return
     recordings = read_recordings(measure_args.replay) if measure_args.replay else []
     n_ctx = measure_args.ctx or (8192 if recordings else 1024)
+    sizes = measure_args.sizes()
     plan = BenchPlan(
         ways=(PLAIN, *measure_args.ways()),
-        workloads=_known(measure_args.workloads),
-        temperatures=(0.0,) if recordings else _numbers(measure_args.temps, "--temps"),
-        n_rounds=measure_args.rounds,
-        n_prompts=measure_args.prompts,
-        n_tokens=measure_args.max_tokens or (n_ctx if recordings else 64),
+        workloads=_known(sizes.workloads),
+        temperatures=(0.0,) if recordings else _numbers(sizes.temps, "--temps"),
+        n_rounds=sizes.rounds,
+        n_prompts=sizes.prompts,
+        n_tokens=measure_args.max_tokens or (n_ctx if recordings else sizes.max_tokens),
         n_threads=measure_args.threads,
         n_ctx=n_ctx,
         placement=placement,
         recordings=recordings,
     )
+    if not recordings:
+        print(f"generating up to {plan.most_tokens:,} tokens", file=sys.stderr)
     cells = measure(path, plan, _counter())
     result = document(path.name, cells, "gguf-mtp " + " ".join(sys.argv[1:]))
     if save:
@@ -227,30 +280,42 @@ def _known(text: str) -> tuple[str, ...]:
 
 
 def _counter() -> Any:
-    """Says how far the measurement is, on a terminal."""
+    """Says how far the measurement is and how long it will take, on a terminal."""
     if not sys.stderr.isatty():
         return None
+    start = time.monotonic()
 
     def show(n_done: int, n_total: int) -> None:
         end = "\n" if n_done == n_total else ""
-        print(f"\r{n_done} of {n_total} measured", end=end, file=sys.stderr, flush=True)
+        left = (time.monotonic() - start) / n_done * (n_total - n_done)
+        text = f"\r{n_done} of {n_total} measured, {left:.0f} s left   "
+        print(text, end=end, file=sys.stderr, flush=True)
 
     return show
 
 
 def _show(path: Path, plan: BenchPlan, cells: list[BenchCell], result: dict[str, Any]) -> None:
+    from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    from ..bench.table import COLUMNS, rows
+    from ..bench.table import COLUMNS, N_ESSENTIAL, rows
+    from ..bench.verdict import verdict
 
-    table = Table(title=f"{path.name}, {result['machine']}, {plan.n_rounds} rounds, medians")
-    for column in COLUMNS:
-        table.add_column(column, justify="left" if column in COLUMNS[:3] else "right")
+    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    n_columns = len(COLUMNS) if console.width >= 140 else N_ESSENTIAL
+    rounds = "1 round" if plan.n_rounds == 1 else f"medians of {plan.n_rounds} rounds"
+    print(f"{path.name}, {result['machine']}, {rounds}\n")
+    table = Table(box=box.SIMPLE, pad_edge=False, show_edge=False)
+    for column in COLUMNS[:n_columns]:
+        is_text = column in COLUMNS[:3]
+        table.add_column(column, justify="left" if is_text else "right", overflow="fold")
     last = None
     for row in rows(cells):
         if last is not None and row[:2] != last[:2]:
             table.add_section()
-        table.add_row(*row)
+        table.add_row(*row[:n_columns])
         last = row
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    console.print(table)
+    for sentence in verdict(cells):
+        console.print(f"\n{sentence}")

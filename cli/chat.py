@@ -13,8 +13,9 @@ import typer
 
 from .answer_options import AnswerArgs, SessionWithOptions
 from .conversation import ContextPolicy, Conversation, Screen, View
-from .options import ModelArgs, SamplingArgs
+from .options import ModelArgs
 from .placement_options import PlacementArgs
+from .sampling_options import SamplingArgs
 from .spread import spread
 
 HINT = "/help lists the commands; Ctrl+D leaves"

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .answer_options import AnswerArgs
-from .options import ModelArgs, SamplingArgs
+from .options import ModelArgs
 from .placement_options import PlacementArgs
+from .sampling_options import SamplingArgs
 from .spread import spread
 from .text_files import read_text
 

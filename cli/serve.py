@@ -13,12 +13,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from .options import ModelArgs, SamplingArgs
+from .options import ModelArgs
 from .placement_options import PlacementArgs
+from .sampling_options import SamplingArgs
 from .spread import spread
 from .text_files import read_text
 
@@ -41,6 +42,8 @@ STOP_S = 60.0
 @dataclass(frozen=True)
 class ServerArgs:
     """Where to listen, for whom, and how much at once."""
+
+    PANEL: ClassVar[str] = "Server"
 
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: any free port.")] = 8080
@@ -81,7 +84,8 @@ class ServerArgs:
     cors_origin: Annotated[
         list[str] | None,
         typer.Option(
-            help="Web origin that may use the server, such as http://localhost:3000; repeatable."
+            metavar="URL",
+            help="Web origin that may use the server, such as http://localhost:3000; repeatable.",
         ),
     ] = None
     keep_alive: Annotated[
@@ -133,10 +137,10 @@ class ServerArgs:
 
 @spread
 def serve(
+    server_args: ServerArgs,
     model_args: ModelArgs,
     placement_args: PlacementArgs,
     sampling_args: SamplingArgs,
-    server_args: ServerArgs,
 ) -> None:
     """Serve a model to OpenAI clients, several requests at once."""
     import asyncio

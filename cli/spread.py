@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, get_type_hints
 
+from typer.models import OptionInfo
+
 __all__ = ["spread"]
 
 
@@ -23,7 +25,9 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
         for f in fields(group):
             assert f.default is not MISSING
             for option in getattr(types[f.name], "__metadata__", ()):
-                option.rich_help_panel = getattr(group, "PANEL", None) or option.rich_help_panel
+                if not isinstance(option, OptionInfo):
+                    continue
+                option.rich_help_panel = option.rich_help_panel or getattr(group, "PANEL", None)
             parameters.append(
                 inspect.Parameter(
                     f.name,

@@ -11,7 +11,7 @@ import pytest
 import gguf_mtp
 from gguf_mtp.cli.log_files import open_files, watch
 from gguf_mtp.cli.open_session import describe
-from gguf_mtp.cli.options import SamplingArgs
+from gguf_mtp.cli.sampling_options import SamplingArgs
 from gguf_mtp.cli.serve import _served
 from gguf_mtp.cli.trace import drawn
 from gguf_mtp.demo import demo_model
@@ -113,7 +113,7 @@ def test_it_is_traced_counted_and_served(tmp_path: Path) -> None:
     file = tmp_path / "trace"
     with loaded("toy", 3, 3) as session, open_files("off", file, goes_on=False) as files:
         metrics = watch(session, files)
-        served = _served(session, "demo", SamplingArgs(temp=0.0))
+        served = _served(session, "demo", True, SamplingArgs(temp=0.0))
         with serving(session.engine, served, ServerOptions(metrics=metrics)) as server:
             body = {"messages": QUESTION, "max_tokens": 30, "return_token_sources": True}
             events = server.events(**body)

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gguf_mtp.bench.replay import RECORDED, RecordedChain, read_recordings, replayed
+from gguf_mtp.bench.shallow import shallow_copy
 from gguf_mtp.cli.app import app
 from gguf_mtp.demo import demo_model
 from gguf_mtp.errors import RequestError
@@ -87,3 +88,16 @@ def test_from_the_command_line() -> None:
     ]
     assert all(cell["n_tokens"] == 40 for cell in cells)
     assert all(cell["x_plain"] > 0 for cell in cells)
+
+
+def test_bench_measures_copies_where_there_is_no_block(tmp_path: Path) -> None:
+    model = shallow_copy(demo_model(), tmp_path / "trunk.gguf", [0, 1])
+    file = tmp_path / "mine.jsonl"
+    file.write_text(line(6 * "one green cat, two red dogs; "))
+    sizes = ["--replay", str(file), "--depths", "2", "--rounds", "1", "--prompts", "1", "-c", "512"]
+    done = CliRunner().invoke(app, ["bench", str(model), *sizes, "--json"])
+    assert done.exit_code == 0, done.output
+    cells = {cell["way"]: cell for cell in json.loads(done.stdout)["cells"]}
+    assert list(cells) == ["plain", "depth 2", "auto"]
+    assert list(cells["depth 2"]["by_drafter"]) == ["ngram"]
+    assert not cells["plain"]["by_drafter"]

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gguf_mtp.cli.options import SamplingArgs
+from gguf_mtp.cli.sampling_options import SamplingArgs
 from gguf_mtp.errors import RequestError
 from gguf_mtp.params import SamplingParams
 
