@@ -13,20 +13,22 @@ import logging
 import re
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+import urllib.request
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, get_args
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from urllib.parse import urlsplit
 
 from ..errors import ConversionError
 from . import tiktoken
 from .checkpoint import INDEX, SINGLE, Needs, read_json
-from .tensors import Side
+from .repo_files import choose
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-__all__ = ["Hub", "Repo", "choose", "fetch_checkpoint", "parse", "pull"]
+__all__ = ["Hub", "Repo", "fetch_checkpoint", "parse", "pull"]
 
 logger = logging.getLogger(__name__)
 
@@ -37,9 +39,6 @@ _BESIDE = (
     "tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja",
     tiktoken.FILE, tiktoken.CODE,
 )  # fmt: skip
-_SIDES = tuple(f"{side}-" for side in get_args(Side))
-"""What names of files with a drafter begin with: `mtp-`, `dspark-`."""
-_SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 
 class Repo(NamedTuple):
@@ -75,24 +74,37 @@ class Hub:
         """Every file of the repository."""
 
         def ask(api: HfApi) -> list[str]:
+            _resolve(str(api.endpoint))
             return api.list_repo_files(repo.id, revision=repo.revision)
 
         return self._ask(repo, ask)
 
     def fetch(self, repo: Repo, file: str, folder: Path | None = None) -> Path:
         """The file's path in the cache, or in `folder`; downloaded as far as it is not there yet.
+        Without a network, what is there already is taken as it is.
 
         Raises `FileNotFoundError` when the repository has no such file, and `ConversionError`.
         """
 
         def ask(api: HfApi) -> Path:
-            path = api.hf_hub_download(
-                repo.id,
-                file,
-                revision=repo.revision,
-                local_dir=folder,
-                cache_dir=None if folder else self.cache,
-            )
+            offline = None
+            try:
+                _resolve(str(api.endpoint))
+            except socket.gaierror as error:
+                offline = error
+            try:
+                path = api.hf_hub_download(
+                    repo.id,
+                    file,
+                    revision=repo.revision,
+                    local_dir=folder,
+                    cache_dir=None if folder else self.cache,
+                    local_files_only=offline is not None,
+                )
+            except FileNotFoundError:
+                if offline:
+                    raise offline from None
+                raise
             return Path(str(path))
 
         return self._ask(repo, ask, file)
@@ -101,7 +113,8 @@ class Hub:
         """Bytes of a file, and the hub's stamp of its contents. Raises as `fetch`."""
         from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
-        def ask(_: HfApi) -> tuple[int, str]:
+        def ask(api: HfApi) -> tuple[int, str]:
+            _resolve(str(api.endpoint))
             url = hf_hub_url(repo.id, file, revision=repo.revision, endpoint=self.endpoint)
             found = get_hf_file_metadata(url, token=self.token)
             if found.size is None:
@@ -188,6 +201,14 @@ def _problem(error: BaseException) -> _Problem:
     return _Problem(lines[0] if lines else type(error).__name__, False)
 
 
+def _resolve(endpoint: str) -> None:
+    """Raises `socket.gaierror` at once where huggingface_hub would try half a minute for a name
+    that does not exist. A proxy looks names up itself."""
+    address = urlsplit(endpoint)
+    if address.hostname and not urllib.request.getproxies().get(address.scheme):
+        socket.getaddrinfo(address.hostname, address.port or address.scheme)
+
+
 def _is_offline(error: BaseException | None) -> bool:
     """Whether a name was unknown, below whatever the HTTP client made of it."""
     while error is not None:
@@ -232,61 +253,9 @@ def pull(hub: Hub, repo: Repo, quant: str | None, folder: Path) -> list[Path]:
     Returns the model's first file and the side file, if there is one. Raises `ConversionError`.
     """
     files = hub.files(repo)
-    model, side = choose(files, repo, quant)
+    model, side = choose(files, repo.id, quant)
     paths = []
     for group in filter(None, (model, side)):
         fetched = [hub.fetch(repo, file, folder) for file in group]
         paths.append(fetched[0])
     return paths
-
-
-def choose(
-    files: Sequence[str], repo: Repo, quant: str | None
-) -> tuple[list[str], list[str] | None]:
-    """The files of the model that `quant` names, and those of its side file, in order.
-
-    Raises `ConversionError` when it names none or several, or when shards are missing.
-    """
-    groups: dict[str, list[str]] = {}
-    for file in sorted(files):
-        match = _SHARD.fullmatch(file)
-        if file.endswith(".gguf"):
-            groups.setdefault(match[1] if match else file.removesuffix(".gguf"), []).append(file)
-    sides = {name: g for name, g in groups.items() if _base(name).startswith(_SIDES)}
-    models = {name: g for name, g in groups.items() if name not in sides and not _is_other(name)}
-    fitting = {name: g for name, g in models.items() if _is_of(name, quant)}
-    if len(fitting) != 1:
-        what = f"{len(fitting)} of them match {quant}" if quant else "choose one with REPO:QUANT"
-        raise ConversionError(
-            f"{repo.id} has no GGUF model"
-            if not models
-            else f"{repo.id} has {', '.join(map(_base, models))}: {what}"
-        )
-    (model,) = fitting.values()
-    _check_shards(model, repo)
-    near = [g for name, g in sides.items() if _is_of(name, quant)] or list(sides.values())
-    side = near[0] if near else None
-    if side:
-        _check_shards(side, repo)
-    return model, side
-
-
-def _base(name: str) -> str:
-    return name.rpartition("/")[2]
-
-
-def _is_other(name: str) -> bool:
-    """Vision projectors and importance matrices travel as GGUF too."""
-    return _base(name).startswith(("mmproj", "imatrix"))
-
-
-def _is_of(name: str, quant: str | None) -> bool:
-    if quant is None:
-        return True
-    return re.search(rf"(^|[-._/]){re.escape(quant)}($|[-./])", name, re.IGNORECASE) is not None
-
-
-def _check_shards(files: Sequence[str], repo: Repo) -> None:
-    match = _SHARD.fullmatch(files[0])
-    if match and len(files) != int(match[3]):
-        raise ConversionError(f"{repo.id} has {len(files)} of {int(match[3])} shards of {match[1]}")

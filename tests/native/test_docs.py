@@ -54,7 +54,7 @@ def test_example(code: str, tmp_path: Path, request: pytest.FixtureRequest) -> N
             ["questions.txt"],
             "of Peru? -> The capital of Peru is Lima.",
         ),
-        ("structured", ["Plan a journey."], " days in '"),
+        ("structured", ["Plan a journey."], " days in "),
     ],
 )
 def test_a_program_in_examples(

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from gguf_mtp.converters.convert import ConvertOptions, convert
-from gguf_mtp.converters.hub import Hub, Repo, choose, fetch_checkpoint, parse, pull
+from gguf_mtp.converters.hub import Hub, Repo, fetch_checkpoint, parse, pull
 from gguf_mtp.converters.planning import ConvertOptions as Options
+from gguf_mtp.converters.repo_files import choose
 from gguf_mtp.demo import CHECKPOINT
 from gguf_mtp.errors import ConversionError
 from tests.support.checkpoints import INDEX, layout, read_all, write
@@ -182,11 +183,11 @@ def test_pull_fetches_shards_and_side_file(world: World, tmp_path: Path) -> None
 )  # fmt: skip
 def test_what_cannot_be_chosen(files: list[str], quant: str | None, says: str) -> None:
     with pytest.raises(ConversionError, match=says):
-        choose(files, Repo("me/gguf"), quant)
+        choose(files, "me/gguf", quant)
 
 
 def test_choose() -> None:
-    repo = Repo("me/gguf")
+    repo = "me/gguf"
     assert choose(FILES, repo, "Q8_0") == (["demo-Q8_0.gguf"], ["mtp-demo-Q8_0.gguf"])
     assert choose(["a.gguf"], repo, None) == (["a.gguf"], None)
     assert choose(["a-Q4_0.gguf", "mtp-a.gguf"], repo, "Q4_0")[1] == ["mtp-a.gguf"]
@@ -217,6 +218,33 @@ def test_without_a_network_nothing_is_tried_again(code: int, n_pauses: int) -> N
     with pytest.raises(ConversionError, match=r"cannot fetch a/b( after 5 tries)?: the"):
         Hub(pause=pauses.append)._ask(Repo("a/b"), ask)
     assert len(pauses) == n_pauses
+
+
+def test_a_hub_whose_name_does_not_exist_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a proxy it is: only the proxy knows the name."""
+    asked: list[object] = []
+
+    def list_files(*_: object, **__: object) -> list[str]:
+        asked.append(True)
+        return ["a.gguf"]
+
+    monkeypatch.setattr("huggingface_hub.HfApi.list_repo_files", list_files)
+    for name in ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    hub = Hub(endpoint="https://hub.invalid", pause=asked.append)
+    with pytest.raises(ConversionError, match="the hub's name cannot be resolved"):
+        hub.files(Repo("a/b"))
+    assert not asked
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
+    assert hub.files(Repo("a/b")) == ["a.gguf"]
+
+
+def test_without_a_network_the_cache_is_enough(world: World) -> None:
+    here = world.checkpoint()
+    cut_off = Hub(endpoint="https://hub.invalid", cache=world.hub.cache, pause=world.pauses.append)
+    assert cut_off.fetch(MINE, "config.json") == here / "config.json"
+    with pytest.raises(ConversionError, match=r"cannot fetch me/demo/no\.json: the hub's name"):
+        cut_off.fetch(MINE, "no.json")
 
 
 # -- the commands ------------------------------------------------------------------------------
