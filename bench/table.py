@@ -92,7 +92,7 @@ def document(model: str, cells: Sequence[BenchCell], command: str) -> dict[str, 
 
 def machine() -> str:
     """The processor's name and the cores this process may use."""
-    from ..loading.loader import physical_cores
+    from ..loading.cores import physical_cores
 
     name = platform.processor() or platform.machine()
     try:

@@ -119,7 +119,8 @@ def plan(
     ] = "q4_k_m",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Plan the placement of a model and predict its speed, without loading it."""
+    """Plan the placement of a model and predict its speed, without loading it. The exit code is 1
+    if the model does not fit."""
     from ..offload import fit
     from ..offload.report import account, document
 
@@ -137,6 +138,8 @@ def plan(
         print(json_module.dumps(found, ensure_ascii=False))
     else:
         _show(made, found)
+    if not found["fits"]:
+        raise typer.Exit(1)
 
 
 def _facts(
@@ -234,7 +237,7 @@ def _show(made: OffloadPlan, found: dict[str, Any]) -> None:
 
 
 def _summary(made: OffloadPlan, found: dict[str, Any]) -> list[str]:
-    from ..offload.advice import gib
+    from ..offload.advice import gib, rate
 
     context, predicted = found["context"], found["predicted"]
     out = [
@@ -264,11 +267,12 @@ def _summary(made: OffloadPlan, found: dict[str, Any]) -> list[str]:
         out.append(
             "batches     use the CPU's experts in place (--no-op-offload): copies do not fit"
         )
-    by_depth = ", ".join(f"depth {k} {v:.1f}" for k, v in predicted["by_depth"].items())
+    by_depth = ", ".join(f"depth {k} {rate(v)}" for k, v in predicted["by_depth"].items())
     assumed = f" (acceptance {predicted['acceptance_assumed']} assumed)" if by_depth else ""
     bandwidths = ", ".join(f"{d} {b / 1e9:.0f} GB/s" for d, b in predicted["bandwidth"].items())
     out.append(
-        f"prediction  plain {predicted['plain']:.1f} tokens/s"
+        f"prediction  {'' if found['fits'] else 'if it fitted: '}"
+        f"plain {rate(predicted['plain'])} tokens/s"
         + (f", {by_depth}{assumed}" if by_depth else "")
         + f", from {bandwidths}"
     )

@@ -8,9 +8,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import subprocess
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -25,6 +24,7 @@ from gguf_mtp.gguf import missing_keys, model_facts
 from gguf_mtp.gguf.bytes_per_token import kv_per_cell, weights_per_token
 from gguf_mtp.loading import depth_cache, first_load
 from gguf_mtp.loading.build import BuildSpec, build
+from gguf_mtp.loading.cores import physical_cores
 from gguf_mtp.loading.select import DrafterSelection, DraftOptions, select_drafters
 from gguf_mtp.offload import Contexts, Subject
 from gguf_mtp.offload.options import PlacementOptions
@@ -101,15 +101,15 @@ class LoadOptions:
                 raise RequestError(f"{name} is {value}, but must be at most {N_BATCH // 2}")
 
 
-def load(path: str | Path, options: LoadOptions | None = None) -> Session:
-    """Loads a GGUF and makes it ready to answer; a context manager.
+def load(path: str | Path | None = None, options: LoadOptions | None = None) -> Session:
+    """Loads a GGUF, or the demo model, and makes it ready to answer; a context manager.
 
     A file that was not loaded here before is first loaded in a child process (`first_load`). Raises
     `LoadFailed` (missing, damaged, no memory), `UnsupportedModel` (cannot run; cannot draft as
     `draft` demands), `RequestError` (options that contradict each other).
     """
     options = options or LoadOptions()
-    facts = model_facts.read(path)
+    facts = model_facts.read(_demo() if path is None else path)
     if remark := missing_keys.warning(facts):
         log.warning("%s", remark)
     selection = _select(facts, options)
@@ -121,6 +121,8 @@ def load(path: str | Path, options: LoadOptions | None = None) -> Session:
         wanted = _placement_options(options)
         draft = place_draft_model(selection.model, subject.contexts, wanted)
         plan = plan_placement(subject, wanted, draft.plan if draft else None)
+        if remark := context_size.warning(facts, n_ctx):
+            log.warning("%s", remark)
         n_threads = 1 if options.strict else options.n_threads or physical_cores()
         spec = BuildSpec(plan, selection, n_threads, options.strict, draft)
         model, block, target, drafters = build(spec, stack)
@@ -147,6 +149,12 @@ def load(path: str | Path, options: LoadOptions | None = None) -> Session:
             options.chat_template,
             options.parse_special_content,
         )
+
+
+def _demo() -> Path:
+    from gguf_mtp.demo import demo_model
+
+    return demo_model()
 
 
 class _Bounds(NamedTuple):
@@ -269,26 +277,6 @@ def _fingerprint(files: Sequence[ModelFacts | None], contexts: Contexts) -> str:
     kinds = [contexts.cache_k.upper(), contexts.cache_v.upper()]
     kind = kinds[0] if kinds[0] == kinds[1] else "/".join(kinds)
     return f"{facts.name or facts.architecture} {digest.hexdigest()[:16]} with {kind} cache"
-
-
-def physical_cores() -> int:
-    """Cores this process may run on, hardware threads of one core counted once; on macOS those that
-    are fast."""
-    if not hasattr(os, "sched_getaffinity"):
-        for name in ("hw.perflevel0.physicalcpu", "hw.physicalcpu"):
-            with suppress(OSError, ValueError):
-                asked = ["sysctl", "-n", name]
-                return int(subprocess.run(asked, capture_output=True, text=True).stdout)
-        return os.cpu_count() or 1
-    usable = os.sched_getaffinity(0)
-    siblings = set()
-    for cpu in usable:
-        try:
-            path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-            siblings.add(path.read_text())
-        except OSError:
-            siblings.add(str(cpu))
-    return len(siblings)
 
 
 def _at_least(value: int, least: int, what: str) -> None:

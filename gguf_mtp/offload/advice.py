@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from gguf_mtp.gguf.bytes_per_token import is_routed, kv_widths
@@ -19,12 +20,20 @@ __all__ = [
     "largest_context",
     "memory_advice",
     "more_memory",
+    "rate",
     "refusal",
     "thrashes",
 ]
 
 WHOLE_RAM = 0.97
 """Share of the available memory that the CPU's part may take: the system needs some."""
+
+
+def rate(value: float) -> str:
+    """Tokens per second as predicted: two significant digits, `0.53`, `6.0`, `24`, `5,300`."""
+    rounded = float(f"{value:.2g}")
+    n_decimals = max(0, 1 - math.floor(math.log10(rounded))) if rounded > 0 else 0
+    return f"{rounded:,.{n_decimals}f}"
 
 
 def refusal(plan: OffloadPlan) -> str | None:
@@ -123,17 +132,17 @@ def _doubled(plan: OffloadPlan, subject: Subject, machine: Machine) -> str:
     bigger = tuple(replace(d, free=2 * d.free) for d in machine.devices)
     then = predict(fit(subject, replace(machine, devices=bigger)), subject).best
     now = predict(plan, subject).best
-    if f"{then:.1f}" == f"{now:.1f}":
+    if rate(then) == rate(now):
         return "twice the device memory would not make it faster"
-    return f"with twice the device memory, a predicted {then:.1f} tokens/s instead of {now:.1f}"
+    return f"with twice the device memory, a predicted {rate(then)} tokens/s instead of {rate(now)}"
 
 
 def _with_a_card(plan: OffloadPlan, subject: Subject, machine: Machine) -> str:
     card = Device("GPU0", 24 * GIB)
     then = predict(fit(subject, replace(machine, devices=(card,))), subject).best
     return (
-        f"with a 24 GiB GPU, a predicted {then:.1f} tokens/s instead of "
-        f"{predict(plan, subject).best:.1f}"
+        f"with a 24 GiB GPU, a predicted {rate(then)} tokens/s instead of "
+        f"{rate(predict(plan, subject).best)}"
     )
 
 

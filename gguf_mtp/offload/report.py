@@ -12,6 +12,8 @@ from gguf_mtp.offload.advice import (
     largest_context,
     memory_advice,
     more_memory,
+    refusal,
+    thrashes,
 )
 from gguf_mtp.offload.machine import CPU
 from gguf_mtp.offload.parts import Subject
@@ -24,13 +26,15 @@ HEADINGS = ("layer", "attention, shared, dense", "routed experts", "KV cache")
 
 
 def document(plan: OffloadPlan, subject: Subject, machine: Machine) -> dict[str, Any]:
-    """`devices`, `tensors`, `context` and `predicted`; the CPU is the last device, its budget the
-    machine's memory (None: unknown). Bytes throughout, rates in tokens a second."""
+    """`fits` (False: `load` refuses it), `devices`, `tensors`, `context` and `predicted`; the CPU
+    is the last device, its budget the machine's memory (None: unknown). Bytes throughout, rates in
+    tokens a second."""
     contexts = plan.contexts
     without = replace(subject, contexts=replace(contexts, n_draft_batch=0), side=None)
     prediction = predict(plan, subject)
     return {
         "model": subject.facts.name or subject.facts.path,
+        "fits": refusal(plan) is None and not thrashes(plan),
         "devices": [
             {"name": d.name, "budget": d.budget, "used": plan.used(d.name)} for d in plan.devices
         ]
@@ -55,7 +59,7 @@ def document(plan: OffloadPlan, subject: Subject, machine: Machine) -> dict[str,
             "bandwidth": {d.name: d.bandwidth for d in plan.devices} | {CPU: plan.host.bandwidth},
         },
         "advice": [
-            memory_advice(plan),
+            refusal(plan) or memory_advice(plan),
             more_memory(plan, subject, machine),
             *drafting_advice(plan, prediction),
         ],

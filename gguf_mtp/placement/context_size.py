@@ -24,6 +24,7 @@ __all__ = [
     "contexts",
     "copies",
     "draft_max",
+    "warning",
     "with_options",
     "with_states",
 ]
@@ -43,6 +44,16 @@ room for more of them slows even a decode that drafts nothing."""
 _COPIED_ROWS = 128
 """Rows with logits that a decode has room for so that copies may be long: a vocabulary's logits of
 each take half a megabyte."""
+
+
+def warning(facts: ModelFacts, n_ctx: int) -> str | None:
+    """What to tell who asks for a longer context than the model knows; None where it does not."""
+    if n_ctx <= facts.context_length:
+        return None
+    return (
+        f"a context of {n_ctx:,} tokens is longer than the {facts.context_length:,} that the model "
+        "was trained for: beyond them its answers may make no sense"
+    )
 
 
 def draft_max(facts: ModelFacts, side: ModelFacts | None) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gguf_mtp.llama import Context, ContextOptions, Model
-from gguf_mtp.llama import context as llama_context
+from gguf_mtp.llama import hidden_buffers
 from gguf_mtp.loading.hidden_rows import check_hidden_rows
 from gguf_mtp.types import Rows
 from tests.support import recurrent_models
@@ -64,7 +64,7 @@ def test_without_a_new_layout_they_are_garbage(
             check_hidden_rows(sound, "m.gguf")
         assert caplog.messages == []
         assert sound.n_past(0) == 0
-        monkeypatch.setattr(llama_context, "reserve_again", lambda _: None)
+        monkeypatch.setattr(hidden_buffers, "reserve_again", lambda _: None)
         wrong = model.context(OPTIONS)
         assert not np.allclose(hidden(wrong, 2, 2), hidden(sound, 2, 2), rtol=0.1)
         wrong.rewind(0, 0)

@@ -90,7 +90,10 @@ def test_a_sibling_is_found_and_said_so(
     assert f"drafting with {sibling}, found next to the model" in caplog.messages
     command = [sys.executable, "-c", "from gguf_mtp.cli.app import main; main()", "run", str(model)]
     done = subprocess.run([*command, "-p", "Hi", "-n", "4"], capture_output=True, text=True)
-    assert done.stderr == f"drafting with {sibling}, found in the model's folder\n"
+    assert done.stderr == (
+        f"drafting with {sibling}, found in the model's folder\n"
+        "note: the answer was cut off after 4 tokens (-n)\n"
+    )
 
 
 def test_grafted(combined: Answers, folder: Path, tmp_path: Path) -> None:

@@ -231,3 +231,16 @@ def test_a_closed_model_answers_in_a_sentence() -> None:
         with pytest.raises(RequestError, match="the model is closed"):
             work()
     model.close()
+
+
+def test_without_a_path_the_demo_answers(caplog: pytest.LogCaptureFixture) -> None:
+    """And a context beyond what it was trained for is said."""
+    with gguf_mtp.load(options=LoadOptions(n_ctx=2048, n_threads=1)) as model:
+        assert said(model.chat(FRANCE, GREEDY))[0] == PARIS
+    assert not caplog.messages
+    with gguf_mtp.load(options=LoadOptions(n_ctx=2049, n_threads=1)):
+        pass
+    assert caplog.messages == [
+        "a context of 2,049 tokens is longer than the 2,048 that the model was trained for: "
+        "beyond them its answers may make no sense"
+    ]

@@ -150,7 +150,10 @@ def test_chat_with_the_server_is_like_chat_with_the_model(strict: Process) -> No
         text=True,
         timeout=60,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"{PARIS}\n", "")
+    assert (done.returncode, done.stdout) == (0, f"{PARIS}\n")
+    shown = re.sub(r"[\d.]+", "#", done.stderr).splitlines()
+    assert shown[0] == "prompt  # tokens read at # tokens/s, # already in the cache"
+    assert shown[1].startswith("answer  # tokens in # s, # tokens/s")
 
 
 @pytest.mark.native

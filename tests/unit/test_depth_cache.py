@@ -11,7 +11,8 @@ import pytest
 from gguf_mtp.depth import DepthOptions, depth_for
 from gguf_mtp.errors import RequestError
 from gguf_mtp.loading import depth_cache
-from gguf_mtp.loading.loader import LoadOptions, physical_cores
+from gguf_mtp.loading.cores import physical_cores
+from gguf_mtp.loading.loader import LoadOptions
 from gguf_mtp.offload.options import PlacementOptions
 
 

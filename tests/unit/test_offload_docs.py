@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from gguf_mtp.bench.synthetic import V3
 from gguf_mtp.cli.plan import plan
+from gguf_mtp.offload.advice import rate
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "PLACEMENT.md"
 EXAMPLES = re.findall(
@@ -74,3 +75,27 @@ def test_mistakes_are_sentences(
     Path("config.json").write_text(json.dumps(V3))
     result = CliRunner().invoke(app, arguments.split())
     assert says in str(result.exception)
+
+
+def test_a_model_that_does_not_fit_is_an_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table is printed all the same: it says what is missing."""
+    monkeypatch.chdir(tmp_path)
+    Path("config.json").write_text(json.dumps(V3))
+    command = ["--config", "config.json", "--vram", "24G", "--ram", "64G"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 1
+    assert "prediction  if it fitted: plain " in result.stdout
+    assert "would be in CPU memory, but only 64.0 GiB is available" in result.stdout
+    found = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)
+    assert found["fits"] is False
+
+
+@pytest.mark.parametrize(
+    ("value", "printed"),
+    [(158730.6, "160,000"), (3844.9, "3,800"), (99.6, "100"), (24.4, "24"), (6.04, "6.0"),
+     (0.996, "1.0"), (0.5349, "0.53"), (0.0, "0")],
+)  # fmt: skip
+def test_predictions_have_two_digits(value: float, printed: str) -> None:
+    assert rate(value) == printed
