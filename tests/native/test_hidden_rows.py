@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gguf_mtp.llama import Context, ContextOptions, Model
-from gguf_mtp.llama import hidden_buffers
+from gguf_mtp.llama import Context, ContextOptions, Model, hidden_buffers
 from gguf_mtp.loading.hidden_rows import check_hidden_rows
 from gguf_mtp.types import Rows
 from tests.support import recurrent_models
