@@ -196,6 +196,7 @@ class AutoDepth:
         recorded = self._record_target(feedback)
         limits = dict(zip(self._seqs, self._given, strict=True))
         drafts = [(one, limits.get(one.seq, DraftLimit(0))) for one in feedback.judged]
+        was_warm = self._active is None or self._active.is_warm
         for controller in self.controllers.values():
             spent = feedback.seconds_of.get(controller.name, 0.0)
             controller.record(drafts, spent if feedback.seconds_of else feedback.draft_s)
@@ -205,7 +206,10 @@ class AutoDepth:
         is_sent = any(limit.reason == FREE_DRAFT for limit in self._given)
         if self._active is not None and not is_sent:  # else the round was not what it planned
             target_s = feedback.target_s + feedback.other_s
-            self._active.prober.record(target_s + feedback.draft_s, target_s, recorded)
+            draft_s = feedback.draft_s
+            if not was_warm:  # buffers are allocated, weights read from the disk: once
+                draft_s = min(draft_s, self.target.mean(len(self._seqs) + 1)[-1])
+            self._active.prober.record(target_s + draft_s, target_s, recorded)
 
     def _record_skipped(self, skipped: SkippedRounds) -> None:
         """Plain rounds like the one before them, in which nothing else was to be learned."""

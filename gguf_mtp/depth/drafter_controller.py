@@ -52,6 +52,7 @@ class DrafterController:
         self._held = 0  # of those still to come
         self._kept: tuple[tuple[int, ...], Depths] = ((), ())  # the last choice, and for whom
         self._last_drafted = False
+        self.is_warm = False  # once it has drafted
 
     # -- choosing --------------------------------------------------------------------------------
 
@@ -169,6 +170,7 @@ class DrafterController:
     def _record_draft(self, steps: list[int], seconds: float) -> None:
         """The first draft after a pause catches up on rows: that time is not a draft step's."""
         drafted = any(steps)
+        self.is_warm |= drafted
         if not drafted:
             self.draft.observe_idle(seconds)
         elif self._last_drafted:

@@ -22,13 +22,14 @@ Profile = Sequence[float]
 @dataclass(frozen=True)
 class Curve:
     """Seconds: `target[m - 1]` of a decode with m rows, `step` of a draft step (`is_block`: of a
-    draft), `rebuild` when the number of rows changed."""
+    draft), `rebuild` when the number of rows changed; the very first draft takes `warm_up` more."""
 
     name: str
     target: tuple[float, ...]
     step: float = 0.1
     rebuild: float = 0.0
     is_block: bool = False
+    warm_up: float = 0.0
 
     def seconds(self, n_rows: int, n_steps: int) -> float:
         return self.target[n_rows - 1] + self.drafting(n_steps)
@@ -139,7 +140,8 @@ def simulate(
         probe = depth.prober.probe if isinstance(depth, AutoDepth) else None
         target_s = world.target[n] + (world.rebuild if n + 1 != last_rows else 0.0)
         last_rows = n + 1
-        draft_s = world.drafting(n)
+        is_first = n > 0 and not any(trace.depths)
+        draft_s = world.drafting(n) + (world.warm_up if is_first else 0.0)
         n_accepted = 0
         while n_accepted < n and rng.random() < profile[n_accepted]:
             n_accepted += 1
