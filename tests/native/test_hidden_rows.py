@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +17,8 @@ from gguf_mtp.types import Rows
 from tests.support import recurrent_models
 
 pytestmark = pytest.mark.native
+
+ROOT = Path(__file__).parents[2]
 
 OPTIONS = ContextOptions(512, 1, 16, 16, n_threads=1, strict=True, hidden=True)
 
@@ -70,3 +74,23 @@ def test_without_a_new_layout_they_are_garbage(
         with caplog.at_level(logging.WARNING):
             check_hidden_rows(wrong, "m.gguf")
         assert "hidden rows of m.gguf are not the model's" in caplog.text
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts threads in /proc")
+def test_loading_leaves_no_helpers_in_the_callers_thread() -> None:
+    """OpenMP's helpers of a thread that only loads slow down the one that answers. PATIENCE_S
+    bounds how long those of the ended thread may take to end."""
+    count = "len(os.listdir('/proc/self/task'))"
+    program = f"""
+import os
+import gguf_mtp, gguf_mtp.llama
+from tests.support.waiting import wait_for
+def load(draft):
+    return gguf_mtp.load(options=gguf_mtp.LoadOptions(n_ctx=256, n_threads=2, draft=draft))
+load("off").close()
+before = {count}
+with load("mtp"):
+    wait_for(lambda: {count} <= before)
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
