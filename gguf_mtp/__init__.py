@@ -14,10 +14,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from gguf_mtp.answers.prepare import AnswerOptions
     from gguf_mtp.engine.engine import Engine
     from gguf_mtp.errors import GgufMtpError
-    from gguf_mtp.loading.loader import LoadOptions, load
+    from gguf_mtp.loading.loader import LoadOptions
     from gguf_mtp.offload.options import PlacementOptions
     from gguf_mtp.params import SamplingParams
     from gguf_mtp.session import Piece, Session
@@ -51,8 +53,22 @@ _HOMES = {
     "SamplingParams": "params",
     "Session": "session",
     "Stats": "stats",
-    "load": "loading.loader",
 }
+
+
+def load(path: str | Path | None = None, options: LoadOptions | None = None) -> Session:
+    """Loads a GGUF, or without a path the demo model, which is made on first use.
+
+    Raises what `gguf_mtp.loading.loader.load` raises, and `ConversionError` when there is no room
+    for the demo.
+    """
+    from gguf_mtp.loading import loader
+
+    if path is None:
+        from gguf_mtp.demo import demo_model
+
+        path = demo_model()
+    return loader.load(path, options)
 
 
 def __dir__() -> list[str]:

@@ -101,15 +101,15 @@ class LoadOptions:
                 raise RequestError(f"{name} is {value}, but must be at most {N_BATCH // 2}")
 
 
-def load(path: str | Path | None = None, options: LoadOptions | None = None) -> Session:
-    """Loads a GGUF, or the demo model, and makes it ready to answer; a context manager.
+def load(path: str | Path, options: LoadOptions | None = None) -> Session:
+    """Loads a GGUF and makes it ready to answer; a context manager.
 
     A file that was not loaded here before is first loaded in a child process (`first_load`). Raises
     `LoadFailed` (missing, damaged, no memory), `UnsupportedModel` (cannot run; cannot draft as
     `draft` demands), `RequestError` (options that contradict each other).
     """
     options = options or LoadOptions()
-    facts = model_facts.read(_demo() if path is None else path)
+    facts = model_facts.read(path)
     if remark := missing_keys.warning(facts):
         log.warning("%s", remark)
     selection = _select(facts, options)
@@ -149,12 +149,6 @@ def load(path: str | Path | None = None, options: LoadOptions | None = None) -> 
             options.chat_template,
             options.parse_special_content,
         )
-
-
-def _demo() -> Path:
-    from gguf_mtp.demo import demo_model
-
-    return demo_model()
 
 
 class _Bounds(NamedTuple):
