@@ -191,7 +191,11 @@ def serve(
 
 
 def _greet(args: ServerArgs, listener: socket.socket, access: Access) -> None:
-    typer.echo(f"listening on {_url(listener)}, up to {args.parallel} concurrent requests")
+    url = _url(listener)
+    page = url.removesuffix("v1")
+    typer.echo(
+        f"listening on {url}, up to {args.parallel} concurrent requests; open {page} in a browser"
+    )
     if warning := exposure(args.host, access.api_key):
         typer.echo(f"warning: {warning}", err=True)
 

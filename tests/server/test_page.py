@@ -17,7 +17,7 @@ from tests.support.serving import Server, error_of, served_of, serving
 pytestmark = pytest.mark.server
 
 FILES = ["/", "/web/page.css", "/web/page.js"]
-FILES += ["/web/store.js", "/web/stream.js", "/web/strip.js"]
+FILES += [f"/web/{name}.js" for name in ("messages", "settings", "store", "stream", "strip")]
 
 
 @pytest.fixture

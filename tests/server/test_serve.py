@@ -107,7 +107,10 @@ def test_it_says_what_it_loaded_where_and_whether_it_drafts(strict: Process) -> 
     assert "deepseek2" in model
     assert "drafting with its MTP block" in model
     assert re.fullmatch(r"CPU [\d.]+ MiB \(7 layers, output, experts of 6 layers\)", layers)
-    assert listening == f"listening on {strict.url}, up to 4 concurrent requests"
+    page = strict.url.removesuffix("v1")
+    assert listening == (
+        f"listening on {strict.url}, up to 4 concurrent requests; open {page} in a browser"
+    )
     assert strict.url.startswith("http://127.0.0.1:")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -59,6 +60,12 @@ def done(tab: Tab, n_messages: int) -> None:
     )
 
 
+def coloured(tab: Tab) -> None:
+    tab.click("#settings-open")
+    tab.click("#colours")
+    tab.click("dialog button")
+
+
 def test_a_chat_with_every_tokens_origin(tab: Tab) -> None:
     engine = ScriptedEngine(replies("Paris, é🐻.", "Rome."))
     with serving(engine, served_of(engine, CHATML)) as server:
@@ -66,6 +73,13 @@ def test_a_chat_with_every_tokens_origin(tab: Tab) -> None:
         tab.wait("document.querySelector('#model').innerText === 'scripted'")
         ask(tab, "France?")
         done(tab, 2)
+        plain = "getComputedStyle(document.querySelector('article .mtp')).backgroundColor"
+        width = "document.querySelector('article .mtp').getBoundingClientRect().width"
+        letter = tab.run(width)
+        assert tab.run(plain) == "rgba(0, 0, 0, 0)"
+        coloured(tab)
+        assert tab.run(width) == letter
+        assert "drafted by the MTP block, accepted" in tab.text("#legend")
         assert tab.text("article.user") == "France?"
         assert tab.text("article.assistant > .text") == "Paris, é🐻."
         tokens = tab.run(
@@ -78,6 +92,7 @@ def test_a_chat_with_every_tokens_origin(tab: Tab) -> None:
             ".map(t => getComputedStyle(t).backgroundColor)"
         )
         assert colours == ["rgb(211, 240, 217)"] * 2 + ["rgba(0, 0, 0, 0)"]
+        assert tab.run("document.querySelectorAll('article.user .token').length") == 0
         assert tab.text("#acceptance") == "100 %"
         assert tab.text("#depth") == "1.8"  # 9 drafted in 5 rounds
         assert tab.text("#speed") == "11.2"  # the server's own account: 14 tokens in 1.25 s
@@ -94,9 +109,11 @@ def test_a_drafter_that_the_page_does_not_know_has_a_colour_and_a_name(tab: Tab)
     engine = ScriptedEngine(replies("Paris"), source="toy")
     with serving(engine, served_of(engine, CHATML)) as server:
         tab.open(server.url)
+        coloured(tab)
         ask(tab, "France?")
         done(tab, 2)
-        assert tab.run("document.querySelector('article .token.toy').title") == "toy"
+        name = tab.run("document.querySelector('article .token.toy').title")
+        assert name == "drafted by toy, accepted"
         assert "toy" in tab.text("#legend")
         colours = tab.run(
             "['toy', 'target'].map(c => getComputedStyle("
@@ -143,16 +160,39 @@ def test_stop_ends_the_answer_and_keeps_what_was_written(tab: Tab) -> None:
         assert engine.cancelled == [1, 2]
 
 
-def test_regenerate_asks_the_same_again(tab: Tab) -> None:
+def test_regenerate_asks_the_same_again_and_keeps_what_was_said(tab: Tab) -> None:
     engine = ScriptedEngine(replies("first", "second"))
+    shown = "document.querySelector('article.assistant > .text').innerText"
     with serving(engine, served_of(engine, CHATML)) as server:
         tab.open(server.url)
         ask(tab, "Say")
         done(tab, 2)
         tab.click(".again")
-        tab.wait("document.querySelector('article.assistant > .text').innerText === 'second'")
+        tab.wait(f"{shown} === 'second'")
         done(tab, 2)
+        assert tab.text(".version") == "2 of 2"
+        tab.click(".back")
+        assert (tab.run(shown), tab.text(".version")) == ("first", "1 of 2")
+        tab.open(server.url)
+        assert (tab.run(shown), tab.text(".version")) == ("first", "1 of 2")
+        ask(tab, "And?")
+        done(tab, 4)
     assert engine.requests[0].prompt == engine.requests[1].prompt
+    assert "first" in engine._show(engine.requests[2].prompt), "what stands there is what was said"
+
+
+def test_an_answer_that_does_not_begin_takes_nothing_away(tab: Tab) -> None:
+    engine = ScriptedEngine(replies("first"))
+    with serving(engine, served_of(engine, CHATML)) as server:
+        tab.open(server.url)
+        ask(tab, "Say")
+        done(tab, 2)
+        tab.run("(() => { window.fetch = () => Promise.reject(new TypeError('cut off')); })()")
+        tab.click(".again")
+        tab.wait("document.querySelector('.assistant .note').innerText !== ''")
+        done(tab, 2)
+        assert tab.text("article.assistant > .text") == "first"
+        assert tab.text("article.assistant .note") == "the server cannot be reached"
 
 
 def test_history_and_settings_survive_a_reload(tab: Tab) -> None:
@@ -185,7 +225,12 @@ def test_history_and_settings_survive_a_reload(tab: Tab) -> None:
         assert tab.run("document.querySelectorAll('.token.mtp').length") == 4
         tab.click(".again")
         done(tab, 2)
+        tab.agrees = False
         tab.click("#delete")
+        assert tab.run(options) == ["France?", "Italy?"]
+        tab.agrees = True
+        tab.click("#delete")
+        assert tab.asked == ["Delete this conversation?"] * 2
         assert tab.run(options) == ["Italy?"]
         tab.open(server.url)
         assert tab.run(options) == ["Italy?"]
@@ -235,15 +280,108 @@ def test_a_key_is_asked_for_and_used(any_tab: Tab) -> None:
     assert all("401" in complaint for complaint in complaints)
 
 
-def test_what_the_server_refuses_is_said(any_tab: Tab) -> None:
+def test_a_wrong_key_is_said(any_tab: Tab) -> None:
     tab = any_tab
-    engine = ScriptedEngine(replies("x"), n_ctx=60)
+    engine = ScriptedEngine(replies("Paris"))
+    with serving(engine, served_of(engine, CHATML), ServerOptions(Access("sesame"))) as server:
+        tab.open(server.url)
+        tab.wait("document.querySelector('dialog').open")
+        assert tab.text("#key-note") == "The server needs an API key."
+        tab.type("simsim")
+        tab.press("Enter")
+        tab.wait("document.querySelector('#key-note').innerText.includes('not accept')")
+        assert tab.run("document.activeElement.id") == "key"
+        tab.type("sesame")  # over the wrong one
+        tab.press("Enter")
+        tab.wait("document.querySelector('#model').innerText === 'scripted'")
+
+
+def test_what_the_server_refuses_is_said_and_can_be_changed(any_tab: Tab) -> None:
+    tab = any_tab
+    engine = ScriptedEngine(replies("fine"), n_ctx=60)
     with serving(engine, served_of(engine, CHATML)) as server:
         tab.open(server.url)
         ask(tab, "a long question " * 10)
         done(tab, 2)
         assert "maximum context length is 60 tokens" in tab.text("article.assistant .note")
+        text = "document.querySelector('#text')"
+        assert tab.run(f"{text}.value") == ("a long question " * 10).strip()
+        tab.run(f"{text}.value = ''")
+        ask(tab, "short")
+        done(tab, 2)
+        assert tab.text("article.user") == "short"
+        assert tab.text("article.assistant > .text") == "fine"
+    assert "long" not in engine._show(engine.requests[0].prompt)
     assert all("400" in complaint for complaint in tab.complaints())
+
+
+def test_a_full_context_leaves_out_the_oldest_exchanges(any_tab: Tab) -> None:
+    tab = any_tab
+    engine = ScriptedEngine(replies("yes"), n_ctx=120)
+    with serving(engine, served_of(engine, CHATML)) as server:
+        tab.open(server.url)
+        for n in range(1, 6):
+            ask(tab, f"Question {n}?")
+            done(tab, 2 * n)
+        assert tab.text("article.assistant .note") == "not sent any more: the context is full"
+        prompt = engine._show(engine.requests[-1].prompt)
+        assert "Question 5?" in prompt
+        assert "Question 1?" not in prompt
+        last = "document.querySelector('article:last-of-type > .text').innerText"
+        assert tab.run(last) == "yes"
+    assert all("400" in complaint for complaint in tab.complaints())
+
+
+def test_an_answer_that_ends_too_early_says_why(tab: Tab) -> None:
+    engine = ScriptedEngine(lambda *_: Answer("x" * 500, chunk=3), n_ctx=60)
+    with serving(engine, served_of(engine, CHATML)) as server:
+        tab.open(server.url)
+        ask(tab, "Go")
+        done(tab, 2)
+        assert tab.text("article.assistant .note") == "cut off: the context is full"
+        tab.click("#new")
+        tab.click("#settings-open")
+        tab.click("#max_tokens")
+        tab.type("3")
+        tab.click("dialog button")
+        ask(tab, "Go")
+        done(tab, 2)
+        assert tab.text("article.assistant .note") == (
+            "cut off after 3 tokens, the most that the settings allow"
+        )
+
+
+def test_two_tabs_keep_each_others_conversations(tab: Tab, chromium: Browser) -> None:
+    engine = ScriptedEngine(replies("one", "two", "three"))
+    other = Tab(chromium, beside=tab)
+    options = "[...document.querySelectorAll('#chats option')].map(o => o.innerText)"
+    with serving(engine, served_of(engine, CHATML)) as server:
+        tab.open(server.url)
+        other.open(server.url)
+        ask(tab, "Here?")
+        done(tab, 2)
+        ask(other, "There?")
+        done(other, 2)
+        tab.wait(f"{options}.length === 2")
+        assert sorted(tab.run(options)) == ["Here?", "There?"]
+        ask(tab, "Still here?")
+        done(tab, 4)
+        tab.open(server.url)
+        assert tab.run(options) == ["Here?", "There?"]
+        done(tab, 4)
+
+
+def test_conversations_kept_together_are_split(tab: Tab) -> None:
+    """As pages before this one kept them."""
+    engine = ScriptedEngine(replies("x"))
+    old = [{"id": 1, "messages": [{"role": "user", "pieces": [["Old?", ""]]}]}, {"id": 2}]
+    with serving(engine, served_of(engine, CHATML)) as server:
+        tab.open(server.url)
+        tab.run(f"localStorage.setItem('gguf-mtp.chats', JSON.stringify({json.dumps(old)}))")
+        for _ in range(2):
+            tab.open(server.url)
+            assert tab.text("article.user") == "Old?"
+        assert tab.run("Object.keys(localStorage)") == ["gguf-mtp.chat.1"]
 
 
 def test_an_error_in_the_middle_of_a_stream_is_said(tab: Tab) -> None:
@@ -294,8 +432,7 @@ def test_nothing_is_cut_off_and_all_is_legible(tab: Tab, width: int, dark: bool)
             "(l => l.scrollHeight - l.scrollTop - l.clientHeight < 5)"
             "(document.querySelector('#log'))"
         )
-        tab.click("#settings-open")
-        tab.click("dialog button")
+        coloured(tab)
         for selector in ("article .mtp", "article .target", ".note", "dt", "#send"):
             assert contrast(tab, selector) >= 4.5, selector
 

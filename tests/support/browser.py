@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from playwright.sync_api import Browser, ConsoleMessage, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Dialog, sync_playwright
 
 NAMES = (
     "chromium-headless-shell",
@@ -45,16 +45,27 @@ def browser() -> Iterator[Browser]:
 
 
 class Tab:
-    """One tab with a storage of its own."""
+    """One tab with a storage of its own, or with that of the tab it stands `beside`. It says yes to
+    what the page asks in a dialog, unless `agrees` is False; `asked` has what that was."""
 
-    def __init__(self, started: Browser) -> None:
-        self._context = started.new_context()
+    def __init__(self, started: Browser, beside: Tab | None = None) -> None:
+        self._context = beside._context if beside else started.new_context()
+        self.asked: list[str] = []
+        self.agrees = True
         self._page = self._context.new_page()
         self._page.set_default_timeout(PATIENCE_MS)
         self._complaints: list[str] = []
         self._page.on("console", self._hear)
         self._page.on("pageerror", lambda error: self._complaints.append(str(error)))
+        self._page.on("dialog", self._reply)
         self.look(900, 700)
+
+    def _reply(self, dialog: Dialog) -> None:
+        self.asked.append(dialog.message)
+        if self.agrees:
+            dialog.accept()
+        else:
+            dialog.dismiss()
 
     def _hear(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning"):

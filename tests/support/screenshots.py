@@ -33,6 +33,8 @@ def main(folder: Path) -> None:
             tab = Tab(started)
             tab.look(width, height, dark=dark)
             tab.open(running.url.removesuffix("v1"))
+            for selector in ("#settings-open", "#colours", "dialog button"):
+                tab.click(selector)
             for n, question in enumerate(QUESTIONS, start=1):
                 tab.click("#text")
                 tab.type(question)

@@ -1,75 +1,44 @@
-// The page: what is shown, and what happens at a click. Text from the model is only ever text.
+// The page: which conversation is shown, what is asked, and what happens at a click.
 
-import { loadChats, loadKey, loadSettings, saveChats, saveKey, saveSettings } from "./store.js";
+import { Shown, beginVersion, button, element, endVersion, textOf, turnTo } from "./messages.js";
+import { askForKey, fields, settings, startSettings } from "./settings.js";
+import { deleteChat, loadChats, newId, onOtherTabs, saveChat } from "./store.js";
 import { Refusal, call, chat } from "./stream.js";
 import { Meter, showSpeedUp } from "./strip.js";
 
 const $ = (id) => document.getElementById(id);
-const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "draft_max"];
-const SOURCES = { target: "target", mtp: "MTP", dspark: "DSpark", ngram: "n-gram", model: "draft model" };
 
 let chats = loadChats();
-let settings = { colours: true, ...loadSettings() };
-let key = loadKey();
 let current = chats[0] ?? begin();
 let running = null; // the AbortController of the answer that is being written
+let nContext = 0; // tokens; 0: not known yet
 
 function begin() {
-  const made = { id: Date.now(), messages: [] };
+  const made = { id: newId(), messages: [] };
   chats.unshift(made);
   return made;
 }
 
 // -- showing ------------------------------------------------------------------------------------
 
-function element(tag, className, text = "") {
-  const made = document.createElement(tag);
-  made.className = className;
-  made.textContent = text;
-  return made;
-}
-
-const textOf = (message) => message.pieces.map(([text]) => text).join("");
-
-const inLegend = new Set();
-
-function nameInLegend(source) {
-  if (inLegend.has(source)) return;
-  inLegend.add(source);
-  $("legend").append(element("span", `token ${source}`, SOURCES[source] ?? source), " ");
-}
-
-function token([text, source]) {
-  const made = element("span", `token ${source}`, text);
-  if (source) {
-    made.title = SOURCES[source] ?? source;
-    nameInLegend(source);
-  }
-  return made;
-}
-
-/** Shows a message; returns what is needed to add to it. */
 function show(message) {
-  const article = element("article", message.role);
-  const reasoning = element("details", "reasoning");
-  const thought = element("div", "text", message.reasoning ?? "");
-  reasoning.append(element("summary", "", "Reasoning"), thought);
-  reasoning.hidden = !message.reasoning;
-  const text = element("div", "text");
-  text.append(...message.pieces.map(token));
-  const note = element("p", "note", message.note ?? "");
-  note.hidden = !message.note;
-  article.append(reasoning, text, note);
-  $("log").append(article);
-  return { article, reasoning, thought, text, note };
+  const shown = new Shown(message);
+  $("log").append(shown.article);
+  return shown;
 }
 
 function showChat() {
   $("log").replaceChildren();
-  current.messages.forEach(show);
-  const last = $("log").lastElementChild;
-  if (last?.classList.contains("assistant")) addActions(last);
+  const all = current.messages.map(show);
+  const last = all.at(-1);
+  if (last?.message.role === "assistant") addActions(last);
   $("log").scrollTop = $("log").scrollHeight;
+  showList();
+}
+
+/** Newest first; one that has not been saved yet is new. */
+function showList() {
+  chats.sort((a, b) => (b.saved ?? Infinity) - (a.saved ?? Infinity));
   const options = chats.map((one) => {
     const option = element("option", "", one.messages[0] ? textOf(one.messages[0]) : "New conversation");
     option.value = one.id;
@@ -79,18 +48,31 @@ function showChat() {
   $("chats").replaceChildren(...options);
 }
 
-/** Below the last answer: write it again, copy it. */
-function addActions(article) {
+/** Below the last answer: write it again, copy it, look at its other versions. */
+function addActions(shown) {
   document.querySelectorAll(".actions").forEach((old) => old.remove());
+  const { message } = shown;
   const actions = element("div", "actions");
-  const again = element("button", "again", "Regenerate");
-  again.type = "button";
-  again.onclick = regenerate;
-  const copy = element("button", "copy", "Copy");
-  copy.type = "button";
-  copy.onclick = () => navigator.clipboard?.writeText(textOf(current.messages.at(-1)));
-  actions.append(again, copy);
-  article.append(actions);
+  actions.append(
+    button("again", "Regenerate", regenerate),
+    button("copy", "Copy", () => navigator.clipboard?.writeText(textOf(message))),
+  );
+  const n = message.versions?.length ?? 0;
+  if (n > 1) {
+    const turn = (by) => () => {
+      turnTo(message, message.at + by);
+      saveChat(current);
+      shown.draw();
+      addActions(shown);
+    };
+    const [back, on] = [button("back", "‹", turn(-1)), button("on", "›", turn(1))];
+    back.ariaLabel = "earlier version";
+    on.ariaLabel = "later version";
+    back.disabled = message.at === 0;
+    on.disabled = message.at === n - 1;
+    actions.append(back, element("span", "version", `${message.at + 1} of ${n}`), on);
+  }
+  shown.article.append(actions);
 }
 
 /** Scrolls along unless the reader has scrolled up. */
@@ -103,64 +85,91 @@ function following(change) {
 
 // -- asking -------------------------------------------------------------------------------------
 
+const isSent = (message) => !message.refused && !message.forgotten;
+
 function request() {
   const messages = current.messages
-    .filter((message) => message.role === "user" || textOf(message))
+    .filter((message) => isSent(message) && (message.role === "user" || textOf(message)))
     .map((message) => ({ role: message.role, content: textOf(message) }));
   if (settings.system) messages.unshift({ role: "system", content: settings.system });
-  const body = { messages };
-  for (const name of NUMBERS) {
-    if (Number.isFinite(settings[name])) body[name] = settings[name];
-  }
-  return body;
+  return { messages, ...fields() };
 }
 
-async function answer() {
-  const body = request();
+/** Leaves the oldest question that is still sent, and its answer, out of what is sent from now on;
+ * false where there is only one. */
+function forgetOldest(messages) {
+  const questions = messages.filter((message) => isSent(message) && message.role === "user");
+  if (questions.length < 2) return false;
+  const next = messages.indexOf(questions[1]);
+  for (const message of messages.slice(0, next).filter(isSent)) message.forgotten = true;
+  return true;
+}
+
+/** The answer's events; where the context is full, the oldest exchanges are left out. */
+async function* answerOf(asked, signal, body) {
+  for (;;) {
+    try {
+      yield* chat(body, settings.key, signal);
+      return;
+    } catch (error) {
+      if (error.code !== "context_length_exceeded" || !forgetOldest(asked.messages)) throw error;
+      body = request();
+    }
+  }
+}
+
+/** Writes the last message of the conversation. */
+async function answer(message) {
   const asked = current;
-  const message = { role: "assistant", pieces: [], reasoning: "" };
-  asked.messages.push(message);
-  const shown = show(message);
+  const body = request();
+  const shown = new Shown(message);
+  const before = [...$("log").children][asked.messages.indexOf(message)];
+  if (before) before.replaceWith(shown.article);
+  else $("log").append(shown.article);
   shown.article.classList.add("writing");
   running = new AbortController();
   busy(true);
   const meter = new Meter();
-  const timer = setInterval(() => showSpeedUp(key), 1000);
+  const timer = setInterval(() => showSpeedUp(settings.key), 1000);
   try {
-    for await (const event of chat(body, key, running.signal)) {
+    for await (const event of answerOf(asked, running.signal, body)) {
       const choice = event.choices[0];
-      if (choice) following(() => add(message, shown, choice));
+      if (choice) following(() => shown.add(choice));
       if (choice) meter.add(choice);
-      if (event.timings) meter.end(event.timings);
-      if (choice?.finish_reason === "length") message.note = "stopped at the token limit";
+      if (event.timings) meter.end(event.timings, nContext);
+      if (choice?.finish_reason === "length") message.isCut = true;
     }
+    if (message.isCut) message.note = cutNote(meter);
   } catch (error) {
     message.note = noteOf(error);
+    if (error instanceof Refusal && error.status >= 400 && error.status < 500) refuse(asked, message);
   } finally {
+    delete message.isCut;
     clearInterval(timer);
     running = null;
     busy(false);
-    shown.article.classList.remove("writing");
-    shown.note.textContent = message.note ?? "";
-    shown.note.hidden = !message.note;
-    saveChats(chats);
-    if (asked === current) following(() => addActions(shown.article));
-    showSpeedUp(key);
+    endVersion(message);
+    saveChat(asked);
+    if (asked === current) showChat();
+    showSpeedUp(settings.key);
   }
 }
 
-function add(message, shown, choice) {
-  const { content, reasoning_content: thought } = choice.delta;
-  if (thought) {
-    message.reasoning += thought;
-    shown.thought.append(thought);
-    shown.reasoning.hidden = false;
-  }
-  if (content) {
-    const piece = [content, choice.token_source ?? ""];
-    message.pieces.push(piece);
-    shown.text.append(token(piece));
-  }
+function cutNote(meter) {
+  if (meter.isFull(nContext)) return "cut off: the context is full";
+  return settings.max_tokens
+    ? `cut off after ${settings.max_tokens} tokens, the most that the settings allow`
+    : "cut off after as many tokens as the server allows";
+}
+
+/** What the server did not take is not sent again; its text can be changed and sent anew. */
+function refuse(asked, message) {
+  if (message.versions?.length) return; // the question was taken before
+  const question = asked.messages.at(-2);
+  message.refused = true;
+  if (question?.role !== "user") return;
+  question.refused = true;
+  if (!$("text").value) $("text").value = textOf(question);
 }
 
 function noteOf(error) {
@@ -170,17 +179,23 @@ function noteOf(error) {
 }
 
 function send(text) {
+  current.messages = current.messages.filter((message) => !message.refused);
   current.messages.push({ role: "user", pieces: [[text, ""]] });
-  saveChats(chats);
+  const message = { role: "assistant", pieces: [], reasoning: "" };
+  saveChat(current);
   showChat();
-  return answer();
+  current.messages.push(message);
+  return answer(message);
 }
 
 function regenerate() {
   if (running) return undefined;
-  current.messages.pop();
-  showChat();
-  return answer();
+  const message = current.messages.at(-1);
+  const question = current.messages.at(-2);
+  delete message.refused;
+  if (question) delete question.refused;
+  beginVersion(message);
+  return answer(message);
 }
 
 function busy(isBusy) {
@@ -189,38 +204,13 @@ function busy(isBusy) {
   for (const id of ["chats", "new", "delete"]) $(id).disabled = isBusy;
 }
 
-// -- settings -----------------------------------------------------------------------------------
-
-function openSettings() {
-  for (const name of NUMBERS) $(name).value = settings[name] ?? "";
-  $("system").value = settings.system ?? "";
-  $("colours").checked = settings.colours;
-  $("key").value = key;
-  $("settings").showModal();
-}
-
-function askForKey() {
-  openSettings();
-  $("key").focus();
-}
-
-function takeSettings() {
-  for (const name of NUMBERS) settings[name] = $(name).value === "" ? null : $(name).valueAsNumber;
-  settings.system = $("system").value.trim();
-  settings.colours = $("colours").checked;
-  key = $("key").value.trim();
-  saveSettings(settings);
-  saveKey(key);
-  document.body.classList.toggle("colours", settings.colours);
-  showModel();
-}
-
 async function showModel() {
   try {
-    const { data } = await (await call("v1/models", key)).json();
+    const { data } = await (await call("v1/models", settings.key)).json();
     $("model").textContent = data[0].id;
     document.title = data[0].id;
-    showSpeedUp(key);
+    nContext = data[0].max_model_len ?? 0;
+    showSpeedUp(settings.key);
   } catch (error) {
     $("model").textContent = error.status === 401 ? "an API key is needed" : error.message;
     if (error.status === 401) askForKey();
@@ -253,20 +243,30 @@ $("new").onclick = () => {
   $("text").focus();
 };
 $("delete").onclick = () => {
+  if (current.messages.length && !confirm("Delete this conversation?")) return;
+  deleteChat(current);
   chats = chats.filter((one) => one !== current);
   current = chats[0] ?? begin();
-  saveChats(chats);
   showChat();
 };
 $("chats").onchange = () => {
   current = chats.find((one) => String(one.id) === $("chats").value) ?? current;
   showChat();
 };
-$("settings-open").onclick = openSettings;
-$("settings").querySelector("form").onsubmit = takeSettings;
-addEventListener("pagehide", () => saveChats(chats)); // an answer half written is kept too
+onOtherTabs(() => {
+  const known = loadChats();
+  const same = known.find((one) => one.id === current.id);
+  const isMine = running || !current.messages.length || !same;
+  chats = known.filter((one) => one.id !== current.id);
+  if (!isMine) current = same;
+  chats.push(current);
+  if (isMine) showList();
+  else showChat();
+});
+addEventListener("pagehide", () => {
+  if (running) saveChat(current); // an answer half written is kept too
+});
 
-Object.keys(SOURCES).forEach(nameInLegend);
-document.body.classList.toggle("colours", settings.colours);
+startSettings(showModel);
 showChat();
 showModel();

@@ -2,9 +2,10 @@
 
 /** What the server refused with, or a connection that broke; `status` 0 for the latter. */
 export class Refusal extends Error {
-  constructor(message, status) {
+  constructor(message, status, code = "") {
     super(message);
     this.status = status;
+    this.code = code;
   }
 }
 
@@ -21,7 +22,8 @@ export async function call(path, key, options = {}) {
   }
   if (response.ok) return response;
   const body = await response.json().catch(() => null);
-  throw new Refusal(body?.error?.message ?? `the server answered ${response.status}`, response.status);
+  const { message, code } = body?.error ?? {};
+  throw new Refusal(message ?? `the server answered ${response.status}`, response.status, code);
 }
 
 /** The events of a chat completion, parsed, until the last one. */

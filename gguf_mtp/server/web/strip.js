@@ -10,8 +10,9 @@ function put(id, text) {
 export class Meter {
   constructor() {
     this.tokens = this.rounds = this.drafted = this.accepted = 0;
+    this.inContext = 0;
     this.start = null;
-    for (const id of ["speed", "acceptance", "depth"]) put(id, "–");
+    for (const id of ["speed", "acceptance", "depth", "context"]) put(id, "–");
   }
 
   add(choice) {
@@ -25,10 +26,17 @@ export class Meter {
   }
 
   /** The server's own account has the last word. */
-  end(timings) {
+  end(timings, nContext) {
+    this.inContext = timings.cached_tokens + timings.prefill_tokens + timings.decode_tokens;
+    if (nContext) put("context", `${Math.round((100 * this.inContext) / nContext)} %`);
     this.drafted = timings.drafted;
     this.accepted = timings.accepted;
     this.show(timings.tokens_per_s, timings.depth);
+  }
+
+  /** Whether the answer had to end because the context has no more room. */
+  isFull(nContext) {
+    return nContext > 0 && this.inContext >= nContext - 1;
   }
 
   show(speed, depth) {
