@@ -5,7 +5,7 @@
 #   make test-fast     the tests that need no model: under a minute            ARGS="-k grammar"
 #   make test-slow     soak tests, large statistics, a fresh install
 #   make test-web      the web page in Chromium or Chrome
-#   make test-clients  langchain-openai, litellm and npm's openai against the server
+#   make test-clients  Python's and npm's clients, unchanged, against the server
 #   make coverage      which lines the fast and the native tests reach: build/coverage/index.html
 #   make lint          ruff format --check, ruff check, mypy --strict
 #   make format        ruff format, and ruff's automatic fixes

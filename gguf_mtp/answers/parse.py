@@ -68,12 +68,14 @@ class Delta(NamedTuple):
 
 
 class End(NamedTuple):
-    """A choice is complete. `n_tokens` and `n_reasoning` count its tokens up to the stop string."""
+    """A choice is complete. `n_tokens` and `n_reasoning` count its tokens up to the stop string,
+    which is `stop` where one ended it."""
 
     finish: Finish
     n_tokens: int
     n_reasoning: int
     stats: Stats
+    stop: str | None = None
 
 
 class Failure(NamedTuple):
@@ -189,4 +191,4 @@ class AnswerParser:
         if self._reasoning:
             end = self._reasoning.end
             n_reasoning = n_tokens if end is None else self._detokenizer.n_tokens(end)
-        return End(finish, n_tokens, n_reasoning, chunk.stats or Stats())
+        return End(finish, n_tokens, n_reasoning, chunk.stats or Stats(), self._stops.found)

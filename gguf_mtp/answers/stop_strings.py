@@ -37,6 +37,7 @@ class StopStrings:
         self._held = ""
         self._n_seen = 0
         self._at: int | None = None
+        self.found: str | None = None  # the stop string that ended the text
 
     def add(self, text: str) -> Cut:
         """The text that may be shown now; nothing more once a stop string was found."""
@@ -47,6 +48,7 @@ class StopStrings:
         for index, char in enumerate(text):
             stop = self._step(char)
             if stop is not None:
+                self.found = stop
                 self._at = self._n_seen + index + 1 - len(stop)
                 shown = (self._held + text)[: self._at - self._n_seen + len(self._held)]
                 self._held = ""

@@ -126,11 +126,14 @@ class AccessGuard:
         return is_private(host) or host in self._own_names
 
     def _knows_key(self, headers: Headers) -> bool:
+        """As OpenAI's clients send it, or as Anthropic's do."""
         given = headers.get("authorization", "").encode("latin-1")  # the bytes that were sent
         scheme, _, key = given.partition(b" ")
+        if scheme.lower() != b"bearer":
+            key = headers.get("x-api-key", "").encode("latin-1")
         known = os.fsencode(self._access.api_key or "")  # the bytes of the command line
         # In constant time, so that nobody learns the key from how long an answer takes.
-        return hmac.compare_digest(key.strip(), known) and scheme.lower() == b"bearer"
+        return hmac.compare_digest(key.strip(), known)
 
 
 def host_name(host: str) -> str:

@@ -1,11 +1,10 @@
-"""The HTTP side: OpenAI's endpoints over a worker.
+"""The HTTP side: OpenAI's endpoints over a worker, and those of other dialects.
 
 Blocking work (templates, tokenising) runs in threads; the engine is the worker's alone.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from gguf_mtp.answers.detokenizer import Detokenizer
 from gguf_mtp.server import error_responses
 from gguf_mtp.server.access import Access, AccessGuard
 from gguf_mtp.server.access_log import AccessLog, Write, entry_of
+from gguf_mtp.server.dialects.endpoints import add_dialects, error_shape
 from gguf_mtp.server.engine_thread import EngineThread
 from gguf_mtp.server.envelope import Envelope
 from gguf_mtp.server.error_responses import Problem, problem_of, respond
@@ -29,12 +29,12 @@ from gguf_mtp.server.page import add_page
 from gguf_mtp.server.plan import AnswerPlan, Served, check_ids, plan_chat, plan_completion
 from gguf_mtp.server.responses import Responses
 from gguf_mtp.server.schemas import ChatRequest, CompletionRequest, Detokenize, Tokenize
-from gguf_mtp.server.stream import RequestStream, collect, stream, until_gone
+from gguf_mtp.server.stream import RequestStream, collect_unless_gone, stream
 from gguf_mtp.telemetry.metrics import CONTENT_TYPE, Metrics, Now
 
 __all__ = ["ServerOptions", "create_app"]
 
-NOT_HERE = ("embeddings", "responses", "images/generations", "audio/speech", "moderations")
+NOT_HERE = ("embeddings", "images/generations", "audio/speech", "moderations")
 """Endpoints of OpenAI's that clients know and this server will not answer. Not 501: clients try
 that again."""
 
@@ -55,8 +55,9 @@ class ServerOptions:
 def create_app(worker: EngineThread, served: Served, options: ServerOptions) -> ASGIApp:
     """An ASGI application; `worker` runs, and is the caller's to stop."""
     app = FastAPI(title="gguf-mtp", docs_url=None, redoc_url=None, openapi_url=None)
-    error_responses.install(app)
+    error_responses.install(app, error_shape)
     _add_answers(app, worker, served, options)
+    add_dialects(app, worker, served, options.comment_s)
     _add_facts(app, worker, served)
     _add_metrics(app, worker, served, options)
     add_page(app)
@@ -103,21 +104,8 @@ def _add_answers(
                 background=BackgroundTask(exchange.close),  # runs when the client leaves, too
             )
         with exchange:
-            return await _whole(exchange, shapes, request)
-
-
-async def _whole(exchange: RequestStream, shapes: Responses, request: Request) -> Response:
-    """The complete response; given up when the client leaves."""
-    choices = asyncio.ensure_future(collect(exchange))
-    gone = asyncio.ensure_future(until_gone(request.receive))
-    try:
-        await asyncio.wait((choices, gone), return_when=asyncio.FIRST_COMPLETED)
-        if choices.done():
-            return JSONResponse(shapes.whole(choices.result()))
-        return Response(status_code=499)  # nobody reads it
-    finally:
-        choices.cancel()
-        gone.cancel()
+            choices = await collect_unless_gone(exchange, request)
+        return JSONResponse(shapes.whole(choices)) if choices else Response(status_code=499)
 
 
 def _add_metrics(

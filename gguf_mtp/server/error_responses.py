@@ -7,12 +7,13 @@ tracebacks and the messages of foreign exceptions stay in the log.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from gguf_mtp.errors import (
@@ -26,7 +27,7 @@ from gguf_mtp.errors import (
 
 log = logging.getLogger(__name__)
 
-__all__ = ["Problem", "install", "problem_of", "respond"]
+__all__ = ["Problem", "Shape", "install", "problem_of", "respond"]
 
 RETRY_AFTER_S = 2
 _TYPES = {
@@ -74,7 +75,7 @@ def problem_of(error: Exception) -> Problem:
     if isinstance(error, Unavailable):
         retry = {"Retry-After": str(RETRY_AFTER_S)}
         return Problem(503, str(error), code="unavailable", headers=retry)
-    if isinstance(error, RequestValidationError):
+    if isinstance(error, RequestValidationError | ValidationError):
         return _invalid(error.errors())
     if isinstance(error, HTTPException):
         return Problem(error.status_code, str(error.detail), headers=error.headers or {})
@@ -82,25 +83,27 @@ def problem_of(error: Exception) -> Problem:
     return Problem(500, "the request failed inside the server; see the server log")
 
 
-def respond(problem: Problem) -> JSONResponse:
-    return JSONResponse(problem.body(), problem.status, dict(problem.headers))
+Shape = Callable[[Problem], dict[str, Any]]
+
+
+def respond(problem: Problem, shape: Shape = Problem.body) -> JSONResponse:
+    return JSONResponse(shape(problem), problem.status, dict(problem.headers))
 
 
 WITH_VERSION = ("/completions",)
 """Paths that clients ask for whose base URL lacks `/v1`."""
 
 
-def install(app: FastAPI) -> None:
-    """Makes `app` answer every error so."""
+def install(app: FastAPI, shape_of: Callable[[str], Shape]) -> None:
+    """Makes `app` answer every error so, or as `shape_of` says of a path."""
 
     async def handle(request: Request, error: Exception) -> JSONResponse:
-        problem = problem_of(error)
+        problem, path = problem_of(error), request.url.path
         if problem.status in (404, 405):
-            path = request.url.path
             hint = f"; did you mean /v1{path}?" if path in WITH_VERSION else ""
             message = f"there is no {request.method} {path} on this server{hint}"
             problem = problem._replace(message=message)
-        return respond(problem)
+        return respond(problem, shape_of(path))
 
     for kind in (RequestValidationError, HTTPException, GgufMtpError, Exception):
         app.add_exception_handler(kind, handle)

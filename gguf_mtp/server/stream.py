@@ -9,6 +9,7 @@ import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Callable
 
+from starlette.requests import Request
 from starlette.types import Receive
 
 from gguf_mtp.answers.parse import AnswerEvent, AnswerParser, Delta, End, Failure
@@ -18,7 +19,7 @@ from gguf_mtp.server.error_responses import problem_of
 from gguf_mtp.server.plan import AnswerPlan
 from gguf_mtp.server.responses import ResponseChoice, Responses, sse
 
-__all__ = ["RequestStream", "collect", "stream", "until_gone"]
+__all__ = ["RequestStream", "collect", "collect_unless_gone", "stream", "until_gone"]
 
 COMMENT = b": reading the prompt\n\n"
 DONE = b"data: [DONE]\n\n"
@@ -141,6 +142,20 @@ async def stream(
     if plan.include_usage:
         yield sse(shapes.usage([ends[i] for i in range(exchange.n_choices)]))
     yield DONE
+
+
+async def collect_unless_gone(
+    exchange: RequestStream, request: Request
+) -> list[ResponseChoice] | None:
+    """As `collect`; None when the client has left before."""
+    choices = asyncio.ensure_future(collect(exchange))
+    gone = asyncio.ensure_future(until_gone(request.receive))
+    try:
+        await asyncio.wait((choices, gone), return_when=asyncio.FIRST_COMPLETED)
+        return choices.result() if choices.done() else None
+    finally:
+        choices.cancel()
+        gone.cancel()
 
 
 async def until_gone(receive: Receive) -> None:

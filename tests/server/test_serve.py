@@ -136,7 +136,7 @@ def test_whole_and_streamed_answers_are_the_models_own(client: OpenAI) -> None:
 @pytest.mark.parametrize("language", ["bash", "python"])
 def test_the_examples_of_the_document_run(strict: Process, language: str) -> None:
     document = Path(__file__).parents[2] / "docs" / "SERVER.md"
-    [code] = re.findall(rf"```{language}\n(.*?)```", document.read_text(encoding="utf-8"), re.S)
+    code, *_ = re.findall(rf"```{language}\n(.*?)```", document.read_text(encoding="utf-8"), re.S)
     code = code.replace("http://127.0.0.1:8080/v1", strict.url)
     command = ["bash", "-c"] if language == "bash" else [sys.executable, "-c"]
     done = subprocess.run([*command, code], capture_output=True, text=True, timeout=60)

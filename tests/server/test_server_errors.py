@@ -177,7 +177,7 @@ def test_bodies_that_are_no_json(server: Server) -> None:
 
 
 def test_other_endpoints(server: Server) -> None:
-    for path in ("embeddings", "responses", "audio/speech"):
+    for path in ("embeddings", "audio/speech"):
         error = error_of(server.client.post(f"/v1/{path}", json={}), 404)
         assert error["message"] == f"this server has no /v1/{path}"
     assert "no GET /v1/nothing" in error_of(server.client.get("/v1/nothing"), 404)["message"]

@@ -71,12 +71,12 @@ def test_a_stop_string_ends_the_answer_wherever_chunks_end(size: int) -> None:
     assert stopped
     assert content == "abc "
     assert tokens == list(b"abc ")
-    assert end == End("stop", 4, 0, Stats(rounds=7))
+    assert end == End("stop", 4, 0, Stats(rounds=7), stop="END")
 
 
 def test_a_stop_string_in_the_last_chunk_wins_over_its_length() -> None:
     news, stopped = read("abcEND", [], finish="length", stops=["END"])
-    assert whole(news)[1:] == ("abc", [97, 98, 99], End("stop", 3, 0, Stats(rounds=7)))
+    assert whole(news)[1:] == ("abc", [97, 98, 99], End("stop", 3, 0, Stats(rounds=7), "END"))
     assert not stopped
 
 
