@@ -254,6 +254,7 @@ def _served(
         defaults=sampling_args.over(session.sampling_defaults(), facts.n_vocab),
         max_tokens=None if sampling_args.max_tokens == -1 else sampling_args.max_tokens,
         created=int(time.time()),
+        architecture=facts.architecture,
     )
 
 

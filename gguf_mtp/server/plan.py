@@ -44,6 +44,7 @@ class Served:
     created: int
     max_tokens: int | None = None
     any_model: bool = True
+    architecture: str = ""
 
     def check_name(self, name: str | None) -> None:
         """Raises `UnknownModel` for another model's."""

@@ -16,7 +16,7 @@ from gguf_mtp.server.error_responses import Problem
 from gguf_mtp.server.plan import AnswerPlan
 from gguf_mtp.server.responses import ResponseChoice
 
-__all__ = ["AnthropicAnswer", "error_body"]
+__all__ = ["AnthropicAnswer", "error_body", "object_of"]
 
 _STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _ERRORS = {
@@ -38,6 +38,7 @@ def error_body(problem: Problem) -> dict[str, Any]:
 class AnthropicAnswer:
     """See `DialectAnswer`. A stream's blocks follow one another: reasoning, text, calls."""
 
+    media_type = "text/event-stream"
     still_there = b'event: ping\ndata: {"type":"ping"}\n\n'
 
     def __init__(self, plan: AnswerPlan, model: str) -> None:
@@ -55,7 +56,7 @@ class AnthropicAnswer:
             blocks.append({"type": "text", "text": choice.content})
         for call in choice.calls:
             function = call["function"]
-            given = _object(function["arguments"])
+            given = object_of(function["arguments"])
             blocks.append(
                 {"type": "tool_use", "id": call["id"], "name": function["name"], "input": given}
             )
@@ -140,8 +141,8 @@ def _stop(end: End) -> dict[str, Any]:
     return {"stop_reason": _STOPS[end.finish], "stop_sequence": None}
 
 
-def _object(arguments: str) -> Any:
-    """A call that was cut off has no whole object."""
+def object_of(arguments: str) -> Any:
+    """A call's arguments; {} where the call was cut off, so that they are no whole object."""
     try:
         return json.loads(arguments)
     except ValueError:

@@ -19,7 +19,10 @@ class DialectAnswer(Protocol):
     `opening` to `end` or `failure`."""
 
     id: str
-    still_there: bytes
+    media_type: str
+
+    @property
+    def still_there(self) -> bytes: ...
 
     def whole(self, choice: ResponseChoice) -> dict[str, Any]: ...
     def opening(self) -> Iterable[bytes]: ...

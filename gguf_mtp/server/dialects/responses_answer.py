@@ -27,6 +27,7 @@ class ResponsesAnswer:
     with the finished response.
     """
 
+    media_type = "text/event-stream"
     still_there = b": reading the prompt\n\n"
 
     def __init__(
