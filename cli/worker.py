@@ -48,7 +48,7 @@ def worker(
     from ..errors import RequestError
     from ..llama.rpc import serve
     from ..offload import parse_size
-    from .serve import is_loopback, listen
+    from .http_server import is_loopback, listen
 
     if not is_loopback(host) and not allow_remote:
         raise RequestError(

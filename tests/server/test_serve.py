@@ -15,7 +15,8 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from gguf_mtp.cli.serve import _end, exposure, listen
+from gguf_mtp.cli.http_server import end_engine, listen
+from gguf_mtp.cli.serve import exposure
 from gguf_mtp.errors import GgufMtpError
 from tests.support.processes import COMMAND, Process, process
 
@@ -79,7 +80,7 @@ class Stuck:
 def test_the_model_is_not_freed_under_a_decode(error, code, monkeypatch, capsys) -> None:
     exits: list[int] = []
     monkeypatch.setattr("os._exit", exits.append)
-    _end(Stuck(error))  # type: ignore[arg-type]
+    end_engine(Stuck(error))  # type: ignore[arg-type]
     assert exits == [code]
     assert ("did not stop within 60 s" in capsys.readouterr().err) is (code == 1)
 

@@ -16,7 +16,7 @@ import httpx
 import pytest
 import uvicorn
 
-from gguf_mtp.cli.serve import _run, _server, listen
+from gguf_mtp.cli.http_server import http_server, listen, run_until_signal
 from gguf_mtp.server.access import Access
 from gguf_mtp.server.app import ServerOptions, create_app
 from gguf_mtp.server.engine_thread import EngineThread
@@ -67,10 +67,10 @@ def living(
         with httpx.Client(
             base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S, trust_env=False
         ) as client:
-            life = Life(_server(app), worker, client, port)
+            life = Life(http_server(app), worker, client, port)
 
             def live() -> None:
-                life.has_died = asyncio.run(_run(life.server, listener, worker, grace))
+                life.has_died = asyncio.run(run_until_signal(life.server, listener, worker, grace))
 
             worker.start()
             thread = threading.Thread(target=live)

@@ -18,7 +18,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gguf_mtp.answers.prepare import TextModel
-from gguf_mtp.cli.serve import listen
+from gguf_mtp.cli.http_server import listen
 from gguf_mtp.engine.config import EngineLimits
 from gguf_mtp.grammar.matching import Grammars
 from gguf_mtp.params import SamplingParams

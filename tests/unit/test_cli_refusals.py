@@ -12,10 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from gguf_mtp.cli.app import app
+from gguf_mtp.cli.http_server import listen
 from gguf_mtp.cli.log_files import open_files
 from gguf_mtp.cli.rpc_child import CHILD, command
 from gguf_mtp.cli.sampling_options import SamplingArgs
-from gguf_mtp.cli.serve import listen
 from gguf_mtp.converters.checkpoint import folder_name
 from gguf_mtp.errors import GgufMtpError, RequestError
 from gguf_mtp.loading.loader import LoadOptions
