@@ -15,6 +15,7 @@ import typer
 from .bench import bench
 from .chat import chat
 from .convert import convert
+from .doctor import doctor
 from .graft import extract, graft
 from .help import PANELS, Command
 from .inspect import inspect
@@ -45,6 +46,7 @@ _COMMANDS = (
     plan,
     bench,
     trace,
+    doctor,
     worker,
 )
 for command in _COMMANDS:
@@ -108,7 +110,7 @@ def main() -> None:
     except BrokenPipeError:  # the reader of our output has left: nothing to say to it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except (GgufMtpError, OSError, MemoryError) as error:
+    except (GgufMtpError, OSError, MemoryError, ModuleNotFoundError) as error:
         if logging.getLogger().isEnabledFor(logging.DEBUG):
             raise
         print(f"error: {_sentence(error)}", file=sys.stderr)
@@ -133,6 +135,8 @@ def _sentence(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{error.strerror}"
+    if isinstance(error, ModuleNotFoundError) and error.name == "llama_cpp":
+        return "llama-cpp-python is not installed: pip install llama-cpp-python"
     if isinstance(error, MemoryError):
         return "out of memory"
     return str(error)

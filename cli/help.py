@@ -18,7 +18,7 @@ HELP_ALL = "--help-all"
 PANELS = {
     "Run a model": ("chat", "run", "serve"),
     "Get a model": ("pull", "convert", "graft", "extract"),
-    "Look and measure": ("inspect", "plan", "bench", "trace"),
+    "Look and measure": ("inspect", "plan", "bench", "trace", "doctor"),
     "Several machines": ("worker",),
 }
 """Commands in the order in which `gguf-mtp --help` lists them."""
@@ -91,6 +91,7 @@ EXAMPLES = {
         "gguf-mtp bench model.gguf --workloads facts --temps 0",
     ),
     "trace": ("gguf-mtp trace model.gguf",),
+    "doctor": ("gguf-mtp doctor", "gguf-mtp doctor --json"),
     "worker": ("gguf-mtp worker --port 50052",),
 }
 

@@ -26,6 +26,11 @@ def check_binding() -> None:
         raise LoadFailed("llama-cpp-python's structs do not match its library; reinstall it")
 
 
+def system_info() -> str:
+    """What llama.cpp was built to use: `CPU : AVX = 1 | AVX2 = 1 | `."""
+    return bytes(L.llama_print_system_info()).decode(errors="replace")
+
+
 def nextn(name: str) -> Any:
     """One of the unstable C++ exports for hidden rows."""
     try:

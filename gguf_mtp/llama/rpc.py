@@ -18,7 +18,7 @@ from gguf_mtp.errors import LoadFailed
 from gguf_mtp.llama.devices import free_memory, ggml, handles
 from gguf_mtp.offload.machine import CPU
 
-__all__ = ["connect", "lendable", "serve"]
+__all__ = ["connect", "is_built", "lendable", "serve"]
 
 _MISSING = (
     "this llama-cpp-python was built without ggml's RPC backend; build it with "
@@ -28,6 +28,15 @@ _GET_MEMORY = 2  # index of ggml_backend_device_i::get_memory among the struct's
 _MEMORY = ctypes.CFUNCTYPE(
     None, ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t)
 )
+
+
+def is_built() -> bool:
+    """Whether this llama.cpp has the backend."""
+    try:
+        _rpc("ggml_backend_rpc_start_server", None)
+    except LoadFailed:
+        return False
+    return True
 
 
 def connect(endpoint: str) -> None:

@@ -219,3 +219,19 @@ def on_a_terminal(*arguments: str) -> str:
 def test_a_terminal_shows_no_bar_for_a_model_that_is_there() -> None:
     shown = on_a_terminal("run", "--temp", "0", "-p", "What is the capital of Peru?")
     assert shown == "The capital of Peru is Lima.\n"
+
+
+def test_doctor_finds_that_the_demo_drafts() -> None:
+    done = gguf_mtp("doctor", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    found = {one["subject"]: one for one in json.loads(done.stdout)}
+    assert list(found) == [
+        "versions", "python", "system", "build", "processor", "memory", "devices", "rpc", "cache",
+        "hub", "demo",
+    ]  # fmt: skip
+    assert not any(one["is_broken"] for one in found.values())
+    assert re.fullmatch(r"\d+ tokens .*; [1-9]\d* of \d+ drafts accepted", found["demo"]["value"])
+    assert "GB/s" in found["memory"]["value"]
+    shown = gguf_mtp("doctor").stdout
+    assert shown.startswith("versions    gguf-mtp ")
+    assert "\ndemo        " in shown
