@@ -15,6 +15,7 @@ import typer
 from .bench import bench
 from .chat import chat
 from .convert import convert
+from .demo import demo
 from .doctor import doctor
 from .graft import extract, graft
 from .help import PANELS, Command
@@ -38,6 +39,7 @@ _COMMANDS = (
     chat,
     run,
     serve,
+    demo,
     pull,
     convert,
     graft,

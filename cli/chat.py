@@ -21,6 +21,12 @@ from .spread import spread
 HINT = "/help lists the commands; Ctrl+D leaves"
 
 
+TOO_SMALL = (
+    "the embedded model is too small for drafts to make it faster; `gguf-mtp demo` shows one where "
+    "they do"
+)
+
+
 @spread
 def chat(
     model_args: ModelArgs,
@@ -79,6 +85,8 @@ def chat(
     with open_session(model_args, placement_args) as session:
         screen.note(describe(session))
         screen.note(placement(session))
+        if model_args.model is None:
+            screen.note(TOO_SMALL)
         screen.note(HINT)
         params = sampling_args.over(session.sampling_defaults(), session.facts.n_vocab)
         talker = SessionWithOptions(session, answer_args.options(session))

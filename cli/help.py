@@ -16,7 +16,7 @@ __all__ = ["EXAMPLES", "PANELS", "RARE", "Command"]
 HELP_ALL = "--help-all"
 
 PANELS = {
-    "Run a model": ("chat", "run", "serve"),
+    "Run a model": ("chat", "run", "serve", "demo"),
     "Get a model": ("pull", "convert", "graft", "extract"),
     "Look and measure": ("inspect", "plan", "bench", "trace", "doctor"),
     "Several machines": ("worker",),
@@ -71,6 +71,7 @@ EXAMPLES = {
         "gguf-mtp serve model.gguf --port 8080",
         "gguf-mtp serve model.gguf --parallel 4 --host 0.0.0.0 --api-key SECRET",
     ),
+    "demo": ("gguf-mtp demo", "gguf-mtp demo --questions 6"),
     "pull": ("gguf-mtp pull owner/name:Q4_K_M", "gguf-mtp pull owner/name:Q8_0 -o models"),
     "convert": (
         "gguf-mtp convert DeepSeek-V3.1 --type q4_k_m",

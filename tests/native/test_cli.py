@@ -235,3 +235,18 @@ def test_doctor_finds_that_the_demo_drafts() -> None:
     shown = gguf_mtp("doctor").stdout
     assert shown.startswith("versions    gguf-mtp ")
     assert "\ndemo        " in shown
+
+
+def test_demo_shows_both_ways_and_their_ratio() -> None:
+    done = gguf_mtp("demo", "--questions", "1")
+    assert done.returncode == 0, done.stderr
+    assert "\nWhat is a river?\n  without drafts, " in done.stdout
+    plain, drafted = re.findall(r"drafts, \d+ tokens/s: (.+)", done.stdout)
+    assert plain.startswith("A river is a")
+    text = " ".join(done.stdout.split())
+    same = f"Equal letter by letter: {int(plain == drafted)} of 1 answer."
+    assert same in text
+    [(accepted, n)] = re.findall(
+        r"\(median of 1 answer\)\. The model accepted (\d+) of (\d+)", text
+    )
+    assert 0 < int(accepted) <= int(n)
