@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -9,10 +10,12 @@ from typing import NamedTuple
 
 from ..depth import AutoDepth
 from ..errors import RequestError
+from ..server.log_text import as_text
 from ..session import Session
-from ..telemetry.jsonlines import JsonLines
+from ..telemetry.jsonlines import JsonLines, as_json
 from ..telemetry.metrics import Metrics
 from ..telemetry.trace import BEGIN, Trace
+from .log_format import LogFormat
 
 
 class Files(NamedTuple):
@@ -26,16 +29,22 @@ class Files(NamedTuple):
 
 
 @contextmanager
-def open_files(log: str, trace: Path | None, goes_on: bool) -> Iterator[Files]:
+def open_files(
+    log: str, trace: Path | None, goes_on: bool, log_format: LogFormat = LogFormat.auto
+) -> Iterator[Files]:
     """`log` is a path, "-" for standard output, or "off"; a log is added to, and a trace where it
     `goes_on`. Raises `GgufMtpError`."""
+    is_text = log_format is LogFormat.text
+    if log_format is LogFormat.auto:
+        is_text = log == "-" and sys.stdout.isatty()
+    form = as_text if is_text else as_json
     with ExitStack() as stack:
         if log not in ("off", "-"):
             _check_log(Path(log))
         if trace:
             _check_trace(trace)
         files = Files(
-            log=None if log == "off" else JsonLines(None if log == "-" else Path(log)),
+            log=None if log == "off" else JsonLines(None if log == "-" else Path(log), form=form),
             trace=JsonLines(trace, keeps=goes_on) if trace else None,
         )
         for file in files:

@@ -20,6 +20,7 @@ from .http_server import (
     run_until_signal,
     signals_to_server,
 )
+from .log_format import LogFormat
 from .options import ModelArgs
 from .placement_options import PlacementArgs
 from .sampling_options import SamplingArgs
@@ -94,9 +95,13 @@ class ServerArgs:
         str,
         typer.Option(
             metavar="FILE",
-            help="Write a JSON line per request to FILE; -: to standard output; off: no log.",
+            help="Write a line per request to FILE; -: to standard output; off: no log.",
         ),
     ] = "-"
+    log_format: Annotated[
+        LogFormat,
+        typer.Option(help="Form of those lines; auto: text on a terminal, JSON elsewhere."),
+    ] = LogFormat.auto
     trace: Annotated[
         Path | None,
         typer.Option(
@@ -160,7 +165,7 @@ def serve(
     options = dataclasses.replace(model_args.load_options(placement_args), n_seq=args.parallel)
     with (
         listen(args.host, args.port) as listener,
-        open_files(args.log, args.trace, args.trace_goes_on) as files,
+        open_files(args.log, args.trace, args.trace_goes_on, args.log_format) as files,
         open_session(model_args, options=options) as session,
     ):
         worker = EngineThread(session.engine, args.parallel, args.queue)

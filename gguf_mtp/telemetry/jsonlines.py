@@ -13,7 +13,7 @@ import os
 import stat
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,24 +22,34 @@ from gguf_mtp.errors import GgufMtpError
 
 log = logging.getLogger(__name__)
 
-__all__ = ["JsonLines"]
+__all__ = ["JsonLines", "as_json"]
 
 MOST = 20_000
 """Records that may wait for the disk; beyond them they are lost."""
 CLOSE_S = 5.0
 
 
+def as_json(record: Mapping[str, Any]) -> str:
+    return json.dumps(record, ensure_ascii=False, separators=(",", ":"))
+
+
 class JsonLines:
     """`write` may be called from any thread. A line is whole or not there at all, and it is there
-    within moments. `path` None is standard output; `keeps` appends to an existing file.
+    within moments. `path` None is standard output; `keeps` appends to an existing file; `form`
+    makes a line of a record, where it is not to be JSON.
 
     Raises `GgufMtpError` when the file cannot be opened.
     """
 
-    def __init__(self, path: Path | None, keeps: bool = True) -> None:
+    def __init__(
+        self,
+        path: Path | None,
+        keeps: bool = True,
+        form: Callable[[Mapping[str, Any]], str] = as_json,
+    ) -> None:
         self.name = str(path) if path else "standard output"
         self.n_lost = 0
-        self._fd = _open(path, keeps)
+        self._fd, self._form = _open(path, keeps), form
         self._waiting: deque[Mapping[str, Any]] = deque()
         self._changed = threading.Condition()
         self._is_closed = False
@@ -75,7 +85,7 @@ class JsonLines:
                 records, self._waiting = self._waiting, deque()
             if not records:
                 return
-            lines = [json.dumps(r, ensure_ascii=False, separators=(",", ":")) for r in records]
+            lines = [self._form(record).replace("\n", " ") for record in records]
             try:
                 text = "".join(f"{line}\n" for line in lines)
                 _append(self._fd, text.encode(errors="backslashreplace"))
