@@ -16,7 +16,7 @@ from gguf_mtp.server.app import ServerOptions
 from gguf_mtp.server.dialects.stored import ResponseStore
 from tests.support.chat_formats import CHATML, V31
 from tests.support.scripted import Answer, ScriptedEngine
-from tests.support.serving import Server, served_of, serving
+from tests.support.serving import Server, error_of, served_of, serving
 
 pytestmark = pytest.mark.server
 
@@ -333,7 +333,9 @@ def test_a_response_goes_on_with_the_one_before(is_streamed: bool) -> None:
             assert found.status_code == 400
             assert f"there is no response '{gone}'" in found.json()["error"]["message"]
         unkept = post(server, "/v1/responses", input="x", store=False)
-        assert server.client.get(f"/v1/responses/{unkept['id']}").status_code == 400
+        for ask in (server.client.get, server.client.delete):
+            error = error_of(ask(f"/v1/responses/{unkept['id']}"), 404)
+            assert error["message"].startswith(f"there is no response {unkept['id']!r}")
 
 
 def test_a_response_that_was_cut_says_so() -> None:

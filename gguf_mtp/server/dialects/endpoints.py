@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 
+from gguf_mtp.errors import RequestError
 from gguf_mtp.server.access_log import entry_of
 from gguf_mtp.server.dialects import (
     anthropic_answer,
@@ -154,11 +155,17 @@ def _add_responses(app: FastAPI, dialects: _Dialects) -> None:
 
     @app.get("/v1/responses/{id_}")
     async def one_response(id_: str) -> Response:
-        return JSONResponse(dialects.stored.find(id_).response)
+        try:
+            return JSONResponse(dialects.stored.find(id_).response)
+        except RequestError as error:
+            return respond(Problem(404, str(error)))
 
     @app.delete("/v1/responses/{id_}")
     async def delete(id_: str) -> Response:
-        dialects.stored.delete(id_)
+        try:
+            dialects.stored.delete(id_)
+        except RequestError as error:
+            return respond(Problem(404, str(error)))
         return JSONResponse({"id": id_, "object": "response.deleted", "deleted": True})
 
 
