@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from gguf_mtp.errors import RequestError
-from gguf_mtp.server.dialects.exchange import text_of
+from gguf_mtp.server.dialects.exchange import function_tool, text_of
 from gguf_mtp.server.field_tables import Neutral, refused
 from gguf_mtp.server.schemas import MAX_MESSAGES, MAX_TOOLS, Body, ChatRequest, Thinking
 
@@ -47,14 +47,14 @@ class AnthropicToolChoice(Body):
     disable_parallel_tool_use: bool | None = None
 
 
-class OutputFormat(Body):
+class AnthropicFormat(Body):
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 
 
 class OutputConfig(Body):
     effort: str | None = None
-    format: OutputFormat | None = None
+    format: AnthropicFormat | None = None
 
 
 class CountTokens(Body):
@@ -67,7 +67,7 @@ class CountTokens(Body):
     tool_choice: AnthropicToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    output_format: OutputFormat | None = None
+    output_format: AnthropicFormat | None = None
 
 
 class MessagesRequest(CountTokens):
@@ -157,12 +157,7 @@ def _call(block: dict[str, Any], where: str) -> dict[str, Any]:
 def _tool(tool: AnthropicTool, i: int) -> dict[str, Any]:
     if tool.type not in (None, "custom"):
         raise RequestError(f"tools[{i}] is {tool.type!r}, which only Anthropic's own servers run")
-    function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema or {}}
-    if tool.description is not None:
-        function["description"] = tool.description
-    if tool.strict is not None:
-        function["strict"] = tool.strict
-    return {"type": "function", "function": function}
+    return function_tool(tool.name, tool.description, tool.input_schema, tool.strict)
 
 
 def _choice(choice: AnthropicToolChoice | None) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from gguf_mtp.server.error_responses import Problem, problem_of
 from gguf_mtp.server.responses import ResponseChoice
 from gguf_mtp.server.stream import RequestStream
 
-__all__ = ["DialectAnswer", "dialect_stream", "text_of"]
+__all__ = ["DialectAnswer", "dialect_stream", "function_tool", "text_of"]
 
 
 class DialectAnswer(Protocol):
@@ -55,6 +55,16 @@ async def dialect_stream(
             yield event
         if isinstance(news, Failure):
             return
+
+
+def function_tool(
+    name: str, description: str | None, parameters: dict[str, Any] | None, strict: bool | None
+) -> dict[str, Any]:
+    """A function as a chat request has it; what was not said is not there."""
+    more = {"description": description, "strict": strict}
+    given = {key: value for key, value in more.items() if value is not None}
+    function = {"name": name, "parameters": parameters or {}, **given}
+    return {"type": "function", "function": function}
 
 
 def text_of(content: object, where: str, kinds: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from gguf_mtp.errors import RequestError
-from gguf_mtp.server.dialects.exchange import text_of
+from gguf_mtp.server.dialects.exchange import function_tool, text_of
 from gguf_mtp.server.field_tables import Neutral, refused
 from gguf_mtp.server.schemas import MAX_MESSAGES, MAX_TOOLS, Body, ChatRequest
 
@@ -171,9 +171,4 @@ def _tool(tool: ResponsesTool, i: int) -> dict[str, Any]:
             f"tools[{i}] is of type {tool.type!r}, which this server does not support: only "
             "functions with a name"
         )
-    function: dict[str, Any] = {"name": tool.name, "parameters": tool.parameters or {}}
-    if tool.description is not None:
-        function["description"] = tool.description
-    if tool.strict is not None:
-        function["strict"] = tool.strict
-    return {"type": "function", "function": function}
+    return function_tool(tool.name, tool.description, tool.parameters, tool.strict)
